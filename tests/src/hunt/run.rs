@@ -1,0 +1,671 @@
+//! Runs the programs of a job against a clock: who waits for whom, what a fault does to the others, and how processes
+//! end. Nothing of the analysis is used here: what happens is known before anything is judged.
+
+use super::job::{Backend, Fault, Job, MS, Records, SECOND, Wrong};
+use super::program::{Act, Call};
+use crate::generator::Random;
+use rcomm_recorder::model::{FailureKind, Rank};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
+
+/// An operation of a rank, with its times in ns since the start of the job.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    pub(super) call: Call,
+    /// When the host issued it.
+    pub(super) issued: i64,
+    /// When the rank was ready for it: its device, if there is one.
+    pub(super) begun: Option<i64>,
+    pub(super) ended: Option<i64>,
+    /// When it failed on this rank.
+    pub(super) failed: Option<i64>,
+    /// The number among the collectives, or the messages, of its group on this rank, from 1.
+    pub(super) number: u64,
+    key: Key,
+}
+
+/// A failure that rcomm's runtime notes.
+#[derive(Clone, Debug)]
+pub(super) struct Noted {
+    pub(super) at: i64,
+    pub(super) kind: FailureKind,
+    pub(super) ranks: Vec<Rank>,
+    /// The index of the operation.
+    pub(super) operation: usize,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gone {
+    pub(super) at: i64,
+    pub(super) code: Option<i32>,
+    pub(super) signal: Option<i32>,
+}
+
+/// What happened to one rank.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Life {
+    pub(super) operations: Vec<Operation>,
+    pub(super) stopped: Option<i64>,
+    pub(super) gone: Option<Gone>,
+    /// When the launcher sent SIGTERM.
+    pub(super) signalled: Option<i64>,
+    /// The phases that the recorder for PyTorch notes, with when each began.
+    pub(super) phases: Vec<(i64, String)>,
+    pub(super) steps: Vec<(i64, u32)>,
+    pub(super) failures: Vec<Noted>,
+    /// When its watchdog wrote a dump because of a time-out.
+    pub(super) dumped: Option<i64>,
+    pub(super) raised: bool,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub(super) struct History {
+    pub(super) lives: Vec<Life>,
+    /// When each fault struck; `None` if it did not.
+    pub(super) struck: Vec<Option<i64>>,
+    /// When the launcher was asked to end the job.
+    pub(super) asked: Option<i64>,
+    /// The last event.
+    pub(super) last: i64,
+}
+
+/// A collective, by group and number; or a message, by group, ends and number.
+type Key = (usize, Option<(u32, u32)>, u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Host(Rank),
+    Device(Rank),
+    Done(Key),
+    TimeOut(Rank, usize),
+    Lost(Rank, usize, Rank),
+    Stop(Rank),
+    Kill(Rank),
+    Exit(Rank),
+    Abort(Rank),
+    Launcher,
+    Asked,
+    Terminate(Rank),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Host {
+    Runs,
+    Waits(usize),
+    Syncs,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    Compute(i64),
+    Begin(usize),
+    Await(usize),
+    Hang,
+}
+
+struct Runner {
+    acts: Vec<Act>,
+    next: usize,
+    host: Host,
+    tasks: VecDeque<Task>,
+    is_busy: bool,
+    /// Operations that the program has not waited for.
+    open: Vec<usize>,
+    counts: HashMap<(usize, bool), u64>,
+    ends: HashMap<(usize, u32, u32, bool), u64>,
+}
+
+/// Who has come to an operation.
+#[derive(Default)]
+struct Meeting {
+    came: BTreeMap<Rank, (usize, i64)>,
+    is_done: bool,
+    is_planned: bool,
+}
+
+struct Run<'a> {
+    job: &'a Job,
+    random: Random,
+    runners: Vec<Runner>,
+    lives: Vec<Life>,
+    faults: &'a [Fault],
+    struck: Vec<Option<i64>>,
+    meetings: HashMap<Key, Meeting>,
+    events: BinaryHeap<Reverse<(i64, u64, Event)>>,
+    drawn: u64,
+    gone: BTreeSet<Rank>,
+    launcher_acts: bool,
+    dumps: bool,
+    asked: Option<i64>,
+}
+
+/// Runs the programs, until nothing more happens.
+pub(super) fn run(
+    job: &Job,
+    programs: Vec<Vec<Act>>,
+    faults: &[Fault],
+    asked: Option<i64>,
+    random: &mut Random,
+) -> History {
+    let runner = |acts| Runner {
+        acts,
+        next: 0,
+        host: Host::Runs,
+        tasks: VecDeque::new(),
+        is_busy: false,
+        open: Vec::new(),
+        counts: HashMap::new(),
+        ends: HashMap::new(),
+    };
+    let mut run = Run {
+        job,
+        random: Random::new(random.draw()),
+        runners: programs.into_iter().map(runner).collect(),
+        lives: vec![Life::default(); job.world() as usize],
+        faults,
+        struck: vec![None; faults.len()],
+        meetings: HashMap::new(),
+        events: BinaryHeap::new(),
+        drawn: 0,
+        gone: BTreeSet::new(),
+        launcher_acts: false,
+        dumps: false,
+        asked: None,
+    };
+    for rank in 0..job.world() {
+        let at = run.random.between(0, 300) as i64 * MS;
+        run.at(at, Event::Host(rank));
+    }
+    if let Some(asked) = asked {
+        run.at(asked, Event::Asked);
+    }
+    let mut last = 0;
+    while let Some(Reverse((at, _, event))) = run.events.pop() {
+        if run.happens(at, event) {
+            last = at;
+        }
+    }
+    History {
+        lives: run.lives,
+        struck: run.struck,
+        asked: run.asked,
+        last,
+    }
+}
+
+impl Run<'_> {
+    fn at(&mut self, at: i64, event: Event) {
+        self.drawn += 1;
+        self.events.push(Reverse((at, self.drawn, event)));
+    }
+
+    fn soon(&mut self, at: i64, low_us: u64, high_us: u64) -> i64 {
+        at + self.random.between(low_us, high_us) as i64 * 1000
+    }
+
+    fn is_gone(&self, rank: Rank) -> bool {
+        self.lives[rank as usize].gone.is_some()
+    }
+
+    /// Whether the process of a rank can act.
+    fn acts(&self, rank: Rank) -> bool {
+        let life = &self.lives[rank as usize];
+        life.gone.is_none() && life.stopped.is_none()
+    }
+
+    /// Returns whether the event changed anything.
+    fn happens(&mut self, at: i64, event: Event) -> bool {
+        match event {
+            Event::Host(rank) => {
+                if self.acts(rank) && self.runners[rank as usize].host == Host::Runs {
+                    self.host(rank, at);
+                }
+            }
+            Event::Device(rank) => {
+                if !self.is_gone(rank) {
+                    self.runners[rank as usize].is_busy = false;
+                    self.device(rank, at);
+                }
+            }
+            Event::Done(key) => return self.done(key, at),
+            Event::TimeOut(rank, operation) => return self.time_out(rank, operation, at),
+            Event::Lost(rank, operation, by) => return self.lose(rank, operation, by, at),
+            Event::Stop(rank) => {
+                if self.acts(rank) {
+                    self.lives[rank as usize].stopped = Some(at);
+                }
+            }
+            Event::Kill(rank) => self.ends(rank, at, None, Some(9)),
+            Event::Exit(rank) => self.ends(rank, at, Some(1), None),
+            Event::Abort(rank) => {
+                if self.acts(rank) {
+                    self.ends(rank, at, None, Some(6));
+                }
+            }
+            Event::Launcher => self.end_all(at),
+            Event::Asked => {
+                let is_over = (0..self.job.world()).all(|rank| self.is_gone(rank));
+                if is_over {
+                    return false;
+                }
+                self.asked = Some(at);
+                self.end_all(at);
+            }
+            Event::Terminate(rank) => {
+                // A stopped process does not end by SIGTERM.
+                if self.acts(rank) {
+                    self.ends(rank, at, None, Some(15));
+                } else if !self.is_gone(rank) {
+                    self.at(at + 10 * SECOND, Event::Kill(rank));
+                }
+            }
+        }
+        true
+    }
+
+    fn host(&mut self, rank: Rank, mut at: i64) {
+        let index = rank as usize;
+        let has_device = self.job.backend == Backend::Nccl;
+        loop {
+            let runner = &mut self.runners[index];
+            let Some(act) = runner.acts.get(runner.next).cloned() else {
+                runner.host = Host::Over;
+                let at = self.soon(at, 1_000, 400_000);
+                self.ends(rank, at, Some(0), None);
+                return;
+            };
+            match act {
+                Act::Step(step) => self.lives[index].steps.push((at, step)),
+                Act::Load(ns) => {
+                    runner.next += 1;
+                    let phases = &mut self.lives[index].phases;
+                    phases.push((at, "in next() of the data loader".into()));
+                    phases.push((at + ns, String::new()));
+                    return self.at(at + ns, Event::Host(rank));
+                }
+                Act::Compute(ns) if has_device => {
+                    runner.tasks.push_back(Task::Compute(ns));
+                    runner.next += 1;
+                    self.device(rank, at);
+                    return self.at(at + ns / 20, Event::Host(rank));
+                }
+                Act::Compute(ns) => {
+                    runner.next += 1;
+                    return self.at(at + ns, Event::Host(rank));
+                }
+                Act::Issue(call) => {
+                    let operation = self.issue(rank, call, at);
+                    let runner = &mut self.runners[index];
+                    runner.next += 1;
+                    let waits = self.lives[index].operations[operation].call.waits;
+                    if !waits {
+                        runner.open.push(operation);
+                    }
+                    if has_device {
+                        runner.tasks.push_back(Task::Begin(operation));
+                        if waits {
+                            runner.tasks.push_back(Task::Await(operation));
+                        }
+                        self.device(rank, at);
+                    } else {
+                        self.begin(rank, operation, at);
+                        if waits && !self.has_ended(rank, operation, at) {
+                            self.runners[index].host = Host::Waits(operation);
+                            return;
+                        }
+                    }
+                    at += 20_000;
+                    return self.at(at, Event::Host(rank));
+                }
+                Act::Join => {
+                    let open = std::mem::take(&mut runner.open);
+                    if has_device {
+                        runner.tasks.extend(open.into_iter().map(Task::Await));
+                        self.device(rank, at);
+                    } else if let Some(&first) =
+                        open.iter().find(|&&operation| !self.has_ended(rank, operation, at))
+                    {
+                        let runner = &mut self.runners[index];
+                        runner.open = open;
+                        runner.host = Host::Waits(first);
+                        return;
+                    }
+                }
+                Act::Sync if has_device => {
+                    if runner.is_busy || !runner.tasks.is_empty() {
+                        runner.host = Host::Syncs;
+                        return;
+                    }
+                }
+                Act::Sync => {}
+                Act::Strike(fault) => {
+                    runner.next += 1;
+                    self.struck[fault] = Some(at);
+                    let wrong = self.faults[fault].wrong;
+                    match wrong {
+                        Wrong::Hangs => {
+                            runner.host = Host::Over;
+                            return;
+                        }
+                        Wrong::DeviceHangs => runner.tasks.push_back(Task::Hang),
+                        Wrong::Stopped | Wrong::Killed => {
+                            let then = self.soon(at, 0, 20_000);
+                            self.struck[fault] = Some(then);
+                            self.at(
+                                then,
+                                match wrong {
+                                    Wrong::Stopped => Event::Stop(rank),
+                                    _ => Event::Kill(rank),
+                                },
+                            );
+                        }
+                        Wrong::Raises => {
+                            return self.raise(rank, "raised ValueError: bad batch", at);
+                        }
+                        _ => {}
+                    }
+                    continue;
+                }
+            }
+            self.runners[index].next += 1;
+        }
+    }
+
+    fn device(&mut self, rank: Rank, at: i64) {
+        let index = rank as usize;
+        while !self.runners[index].is_busy {
+            match self.runners[index].tasks.front().copied() {
+                None => {
+                    if self.runners[index].host == Host::Syncs {
+                        self.runners[index].host = Host::Runs;
+                        self.at(at + 10_000, Event::Host(rank));
+                    }
+                    return;
+                }
+                Some(Task::Compute(ns)) => {
+                    self.runners[index].is_busy = true;
+                    self.at(at + ns, Event::Device(rank));
+                }
+                Some(Task::Begin(operation)) => self.begin(rank, operation, at),
+                Some(Task::Await(operation)) if self.has_ended(rank, operation, at) => {}
+                Some(Task::Await(_) | Task::Hang) => return,
+            }
+            self.runners[index].tasks.pop_front();
+        }
+    }
+
+    fn has_ended(&self, rank: Rank, operation: usize, at: i64) -> bool {
+        let ended = self.lives[rank as usize].operations[operation].ended;
+        ended.is_some_and(|ended| ended <= at)
+    }
+
+    fn issue(&mut self, rank: Rank, call: Call, at: i64) -> usize {
+        let runner = &mut self.runners[rank as usize];
+        let number = runner.counts.entry((call.group, call.peer.is_some())).or_default();
+        *number += 1;
+        let number = *number;
+        let key = match call.peer {
+            None => (call.group, None, number),
+            Some(peer) => {
+                let members = &self.job.groups[call.group].ranks;
+                let member = members.iter().position(|&member| member == rank);
+                let member = member.unwrap_or(0) as u32;
+                let sends = call.op == rcomm_recorder::model::OpType::Send;
+                let (from, to) = if sends { (member, peer) } else { (peer, member) };
+                let nth = runner.ends.entry((call.group, from, to, sends)).or_default();
+                *nth += 1;
+                (call.group, Some((from, to)), *nth)
+            }
+        };
+        let life = &mut self.lives[rank as usize];
+        let operation = life.operations.len();
+        life.operations.push(Operation {
+            call,
+            issued: at,
+            begun: None,
+            ended: None,
+            failed: None,
+            number,
+            key,
+        });
+        self.at(at + self.job.timeout_ns, Event::TimeOut(rank, operation));
+        operation
+    }
+
+    fn begin(&mut self, rank: Rank, operation: usize, at: i64) {
+        let life = &mut self.lives[rank as usize];
+        let op = &mut life.operations[operation];
+        op.begun = Some(at);
+        let key = op.key;
+        let sends = op.call.op == rcomm_recorder::model::OpType::Send;
+        if sends && self.job.sends_early {
+            op.ended = Some(at + 50_000);
+        }
+        self.meetings.entry(key).or_default().came.insert(rank, (operation, at));
+        if self.job.backend != Backend::Nccl {
+            let members = self.members(key);
+            let lost = members.iter().find(|member| self.gone.contains(member));
+            if let Some(&by) = lost {
+                let then = self.soon(at, 300, 8_000);
+                self.at(then, Event::Lost(rank, operation, by));
+            }
+        }
+        self.plan(key);
+    }
+
+    /// The ranks that an operation needs.
+    fn members(&self, key: Key) -> Vec<Rank> {
+        let ranks = &self.job.groups[key.0].ranks;
+        match key.1 {
+            None => ranks.clone(),
+            Some((from, to)) => vec![ranks[from as usize], ranks[to as usize]],
+        }
+    }
+
+    /// Plans the end of an operation, once all have come to it and agree on it.
+    fn plan(&mut self, key: Key) {
+        let before = (key.0, key.1, key.2 - 1);
+        let is_next = key.2 == 1 || self.meetings.get(&before).is_some_and(|other| other.is_done);
+        let needed = self.members(key).len();
+        let Some(meeting) = self.meetings.get(&key) else {
+            return;
+        };
+        if !is_next || meeting.is_planned || meeting.came.len() < needed {
+            return;
+        }
+        let mut calls = meeting.came.iter().map(|(&rank, &(operation, _))| {
+            let call = &self.lives[rank as usize].operations[operation].call;
+            let op = (key.1.is_none()).then_some(call.op);
+            (op, call.elements, call.dtype)
+        });
+        let first = calls.next();
+        if !calls.all(|call| Some(call) == first) {
+            return;
+        }
+        let came = meeting.came.values().map(|&(_, at)| at).max().unwrap_or(0);
+        let previous = self.meetings.get(&before);
+        let previous = previous.and_then(|other| other.came.values().map(|&(_, at)| at).max());
+        let end = self.soon(came.max(previous.unwrap_or(0)), 60, 600);
+        if let Some(meeting) = self.meetings.get_mut(&key) {
+            meeting.is_planned = true;
+        }
+        self.at(end, Event::Done(key));
+    }
+
+    fn done(&mut self, key: Key, at: i64) -> bool {
+        let members = self.members(key);
+        let has_device = self.job.backend == Backend::Nccl;
+        let can = |rank: &Rank| match has_device {
+            true => !self.is_gone(*rank),
+            false => self.acts(*rank),
+        };
+        // A send that ended early needs its rank no more.
+        let sender = key.1.filter(|_| self.job.sends_early);
+        let sender = sender.map(|(from, _)| self.job.groups[key.0].ranks[from as usize]);
+        if !members.iter().filter(|&&rank| Some(rank) != sender).all(can) {
+            return false;
+        }
+        let came: Vec<(Rank, usize)> = {
+            let Some(meeting) = self.meetings.get_mut(&key) else {
+                return false;
+            };
+            meeting.is_done = true;
+            let came = meeting.came.iter();
+            came.map(|(&rank, &(operation, _))| (rank, operation)).collect()
+        };
+        for (rank, operation) in came {
+            let op = &mut self.lives[rank as usize].operations[operation];
+            if op.failed.is_some() {
+                continue;
+            }
+            let end = *op.ended.get_or_insert(at);
+            let runner = &mut self.runners[rank as usize];
+            if let Host::Waits(waited) = runner.host
+                && waited == operation
+            {
+                runner.host = Host::Runs;
+                self.at(end.max(at), Event::Host(rank));
+            }
+            if has_device {
+                self.at_device(rank, end.max(at));
+            }
+        }
+        self.plan((key.0, key.1, key.2 + 1));
+        true
+    }
+
+    /// Wakes a device that may wait for an operation.
+    fn at_device(&mut self, rank: Rank, at: i64) {
+        let runner = &self.runners[rank as usize];
+        if !runner.is_busy && matches!(runner.tasks.front(), Some(Task::Await(_))) {
+            self.at(at, Event::Device(rank));
+        }
+    }
+
+    fn is_pending(&self, rank: Rank, operation: usize, at: i64) -> bool {
+        let op = &self.lives[rank as usize].operations[operation];
+        op.failed.is_none() && !self.has_ended(rank, operation, at)
+    }
+
+    fn time_out(&mut self, rank: Rank, operation: usize, at: i64) -> bool {
+        if !self.acts(rank) || !self.is_pending(rank, operation, at) {
+            return false;
+        }
+        if self.job.backend == Backend::Nccl {
+            if !self.dumps {
+                self.dumps = true;
+                for other in 0..self.job.world() {
+                    if self.acts(other) {
+                        let dumped = self.soon(at, 0, 1_500_000);
+                        self.lives[other as usize].dumped = Some(dumped);
+                        let aborted = self.soon(dumped, 1_000_000, 8_000_000);
+                        self.at(aborted, Event::Abort(other));
+                    }
+                }
+            }
+            return true;
+        }
+        if self.runners[rank as usize].host == Host::Over {
+            return false;
+        }
+        let key = self.lives[rank as usize].operations[operation].key;
+        let came = self.meetings.get(&key).map(|meeting| meeting.came.clone());
+        let came = came.unwrap_or_default();
+        let mut missing = self.members(key);
+        missing.retain(|member| !came.contains_key(member));
+        self.fail(rank, operation, FailureKind::Timeout, missing, at);
+        self.raise(rank, "raised RuntimeError: Timed out waiting for 30000ms", at);
+        true
+    }
+
+    fn lose(&mut self, rank: Rank, operation: usize, by: Rank, at: i64) -> bool {
+        if !self.acts(rank)
+            || !self.is_pending(rank, operation, at)
+            || self.runners[rank as usize].host == Host::Over
+        {
+            return false;
+        }
+        self.fail(rank, operation, FailureKind::PeerGone, vec![by], at);
+        self.raise(rank, "raised RuntimeError: Connection closed by peer [127.0.0.1]:4711", at);
+        true
+    }
+
+    fn fail(&mut self, rank: Rank, operation: usize, kind: FailureKind, ranks: Vec<Rank>, at: i64) {
+        let life = &mut self.lives[rank as usize];
+        life.operations[operation].failed = Some(at);
+        life.failures.push(Noted {
+            at,
+            kind,
+            ranks,
+            operation,
+        });
+    }
+
+    fn raise(&mut self, rank: Rank, text: &str, at: i64) {
+        let life = &mut self.lives[rank as usize];
+        life.raised = true;
+        life.phases.push((at, text.to_owned()));
+        self.runners[rank as usize].host = Host::Over;
+        let then = self.soon(at, 10_000, 1_200_000);
+        self.at(then, Event::Exit(rank));
+    }
+
+    fn ends(&mut self, rank: Rank, at: i64, code: Option<i32>, signal: Option<i32>) {
+        if self.is_gone(rank) {
+            return;
+        }
+        if code == Some(1) && !self.acts(rank) {
+            return;
+        }
+        self.lives[rank as usize].gone = Some(Gone { at, code, signal });
+        let failed = code != Some(0);
+        // The time of an end in order is drawn ahead, so its peers may notice only what comes later.
+        if self.job.backend != Backend::Nccl && failed {
+            self.gone.insert(rank);
+            for other in 0..self.job.world() {
+                if !self.acts(other) {
+                    continue;
+                }
+                let pending: Vec<usize> = (0..self.lives[other as usize].operations.len())
+                    .rev()
+                    .take(64)
+                    .filter(|&operation| self.is_pending(other, operation, at))
+                    .filter(|&operation| {
+                        let key = self.lives[other as usize].operations[operation].key;
+                        self.members(key).contains(&rank)
+                    })
+                    .collect();
+                if let Some(&first) = pending.last() {
+                    let then = self.soon(at, 500, 60_000);
+                    self.at(then, Event::Lost(other, first, rank));
+                }
+            }
+        }
+        if failed && self.job.is_launched && !self.launcher_acts && self.asked.is_none() {
+            self.launcher_acts = true;
+            let then = self.soon(at, 20_000, 3_000_000);
+            self.at(then, Event::Launcher);
+        }
+    }
+
+    fn end_all(&mut self, at: i64) {
+        self.launcher_acts = true;
+        for rank in 0..self.job.world() {
+            if !self.is_gone(rank) {
+                self.lives[rank as usize].signalled = Some(at);
+                let then = self.soon(at, 500, 80_000);
+                self.at(then, Event::Terminate(rank));
+            }
+        }
+    }
+}
+
+impl Job {
+    /// Whether the processes note how they end, as the recorder for PyTorch does.
+    pub(super) fn notes_exits(&self) -> bool {
+        self.backend != Backend::Cpu && self.records == Records::Rings
+    }
+}

@@ -44,7 +44,7 @@ endpoint: time for which a request may wait for its turn | recorder/src/publish/
 endpoint: handlers of the program | recorder/src/publish/handlers.rs | MAX_HANDLERS
 answer of an endpoint or of `--worker-server`: head | recorder/src/publish/http.rs | MAX_HEAD
 answer of an endpoint or of `--worker-server`: body | recorder/src/publish/http.rs | MAX_BODY
-answers of all endpoints in one live look | analyzer/src/live/source/endpoints.rs | MOST_ANSWERED
+answers of all endpoints in one live look | analyzer/src/live/source/network/endpoints.rs | MOST_ANSWERED
 threads that an endpoint lists | recorder/src/publish/threads.rs | MAX_THREADS
 a launch record | recorder/src/publish/launch_record.rs | MAX_BYTES
 launch records of a job together | recorder/src/publish/launch_record.rs | MAX_SUM
@@ -85,16 +85,16 @@ a log: facts | analyzer/src/input/log/mod.rs | MAX_FACTS
 a log: processes with a rank | analyzer/src/input/log/mod.rs | MAX_PROCESSES
 a log of NCCL's Inspector: one line | analyzer/src/input/inspector/mod.rs | MAX_LINE
 a log of NCCL's Inspector: series | analyzer/src/input/inspector/mod.rs | MAX_SERIES
-NCCL's RAS service: a report | analyzer/src/live/source/ras/mod.rs | MOST_REPORT
-NCCL's RAS service: another line | analyzer/src/live/source/ras/mod.rs | MOST_LINE
-NCCL's RAS service: an event | analyzer/src/live/source/ras/monitor.rs | MOST_EVENT
+NCCL's RAS service: a report | analyzer/src/live/source/network/ras/mod.rs | MOST_REPORT
+NCCL's RAS service: another line | analyzer/src/live/source/network/ras/mod.rs | MOST_LINE
+NCCL's RAS service: an event | analyzer/src/live/source/network/ras/monitor.rs | MOST_EVENT
 a RAS report: ranks listed by number alone | analyzer/src/input/ras/text.rs | MOST_LISTED
 a stack trace: frames | analyzer/src/input/stacks.rs | MOST_FRAMES
-a dump through a pipe | analyzer/src/live/source/dump_pipes.rs | MAX_DUMP
-a value of PyTorch's store that a live view reads | analyzer/src/live/source/store.rs | MOST_VALUE
+a dump through a pipe | analyzer/src/live/source/node/dump_pipes.rs | MAX_DUMP
+a value of PyTorch's store that a live view reads | analyzer/src/live/source/network/store.rs | MOST_VALUE
 a line of a recording of a live view | analyzer/src/live/recording.rs | MOST_BYTES
-the answer of `nvidia-smi` | analyzer/src/live/source/surroundings/gpu.rs | MOST_BYTES
-messages of the kernel that a live view keeps | analyzer/src/live/source/surroundings/log.rs | MOST_MESSAGES
+the answer of `nvidia-smi` | analyzer/src/live/source/node/surroundings/gpu.rs | MOST_BYTES
+messages of the kernel that a live view keeps | analyzer/src/live/source/node/surroundings/log.rs | MOST_MESSAGES
 `rcomm-fr collect`: a file | analyzer/src/cli/collect/local.rs | MAX_FILE
 `rcomm-fr collect`: the archive of one host | analyzer/src/cli/collect/remote.rs | MAX_ANSWER
 `rcomm-fr collect`: a member of such an archive | analyzer/src/cli/collect/remote.rs | MAX_MEMBER
@@ -152,12 +152,12 @@ analyzer/src/input/inspector/line.rs | MAX_TEXT | within the limit of a line
 analyzer/src/input/stacks.rs | MOST_SHOWN | shortens what is shown
 analyzer/src/input/stacks.rs | MAX_NAME | shortens what is shown
 analyzer/src/live/jobs.rs | MOST_JUDGED | how many jobs are judged for a list
-analyzer/src/live/source/rank_jobs.rs | MAX_COMMAND | shortens what is shown
-analyzer/src/live/source/rings.rs | MOST_NAMED | shortens a list in a message
-analyzer/src/live/source/threads.rs | MOST_THREADS | of processes of this host, from the kernel
-analyzer/src/live/source/store.rs | MOST_REASON | shortens a text for a message
-analyzer/src/live/source/surroundings/log.rs | MOST_AGE_MS | an age of messages
-analyzer/src/live/source/surroundings/mod.rs | MOST_RANKS | shortens a list in a message
+analyzer/src/live/source/node/rank_jobs.rs | MAX_COMMAND | shortens what is shown
+analyzer/src/live/source/node/rings/mod.rs | MOST_NAMED | shortens a list in a message
+analyzer/src/live/source/node/threads.rs | MOST_THREADS | of processes of this host, from the kernel
+analyzer/src/live/source/network/store.rs | MOST_REASON | shortens a text for a message
+analyzer/src/live/source/node/surroundings/log.rs | MOST_AGE_MS | an age of messages
+analyzer/src/live/source/node/surroundings/mod.rs | MOST_RANKS | shortens a list in a message
 analyzer/src/cli/collect/native_stack.rs | MAX_FRAMES | of processes of this host, from the kernel
 analyzer/src/cli/collect/running.rs | MAX_NATIVE_STACKS | how many processes are looked at
 web/src/http/compress.rs | MAX_BYTES | of this server's own answers

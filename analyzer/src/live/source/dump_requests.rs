@@ -1,6 +1,6 @@
 //! Requests ranks to write their dumps.
 
-use super::questions::ask_all;
+use super::network::ask_all;
 use super::{RingSource, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{EndpointAddress, EndpointClient};

@@ -3,52 +3,28 @@
 //! A [`Source`] is polled repeatedly for changes. It knows how to reach the ranks; the analysis interprets their
 //! records, and [`Live`](crate::Live) stores them.
 
-mod choice;
-mod collector;
-mod dump_pipes;
 mod dump_requests;
-mod endpoints;
 mod files;
-mod local;
-mod net;
 mod network;
-mod processes;
-mod questions;
-mod rank_jobs;
-mod ras;
-mod records;
-mod ring_directory;
-mod rings;
+mod node;
 mod simulated;
 mod stacks;
-mod store;
-mod store_ranks;
-mod surroundings;
-mod threads;
-mod worker_servers;
 
-pub use choice::JobChoice;
-pub use collector::CollectorSource;
-pub use dump_pipes::{DumpOfProcess, PIPE_VARIABLE, PipeDumps, dump_beginnings};
 pub use dump_requests::{DumpAnswers, DumpRequests, RingDumps};
-pub use endpoints::{EndpointDumps, EndpointSource};
 pub use files::FileSource;
-pub use local::{LocalDumps, LocalSource};
-pub use net::{AddressError, HostPort, HttpAddress};
-pub use network::NetworkSources;
-pub use processes::{ProcessSource, ProcessStacks, RankProcess};
-pub use rank_jobs::{Program, RankJob};
-pub use ras::{RAS_ADDRESS, RasSource};
-pub use records::{RECORDS_SCHEMA, RecordHead, RecordsFollower, RecordsHead, RecordsQuestion};
-pub use ring_directory::ring_directory;
-pub use rings::RingSource;
+pub use network::{
+    AddressError, CollectorSource, EndpointDumps, EndpointSource, HostPort, HttpAddress,
+    NetworkSources, RAS_ADDRESS, RECORDS_SCHEMA, RankText, RasSource, RecordHead, RecordsFollower,
+    RecordsHead, RecordsQuestion, StoreDumps, StoreSource, WorkerAddress, WorkerServerDumps,
+    WorkerServerSource, hosts_in_store, raise_exception_dump,
+};
+pub use node::{
+    DumpOfProcess, Fact, JobChoice, LocalDumps, LocalSource, PIPE_VARIABLE, PipeDumps,
+    ProcessSource, ProcessStacks, Program, RankJob, RankProcess, RingSource, RingSurroundings,
+    RingThreads, Surroundings, dump_beginnings, ring_directory,
+};
 pub use simulated::SimulatedSource;
 pub use stacks::{StackRequests, TakenStacks, WorkerServerStacks};
-pub use store::{hosts_in_store, raise_exception_dump};
-pub use store_ranks::{StoreDumps, StoreSource};
-pub use surroundings::{Fact, RingSurroundings, Surroundings};
-pub use threads::RingThreads;
-pub use worker_servers::{RankText, WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 use crate::input::ras::Communicator;
 use rcomm_recorder::model::Rank;

@@ -1,7 +1,6 @@
 //! Takes the call stacks of running processes from outside.
 
-use super::SourceError;
-use super::worker_servers::WorkerServerSource;
+use super::{SourceError, WorkerServerSource};
 use crate::input::stacks;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::StackNode;

@@ -1,7 +1,6 @@
 //! Lists the jobs whose ranks run on this node. The first one is taken if the user names none.
 
-use super::RankProcess;
-use super::processes::ProcessJob;
+use super::processes::{ProcessJob, RankProcess};
 use rcomm_recorder::record::is_ring_or_unnamed;
 use rcomm_verdict::format::{printable, time_of_day};
 use std::cmp::Reverse;

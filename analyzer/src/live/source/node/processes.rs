@@ -4,12 +4,11 @@
 //! environment, which its user may read in `/proc`. If the store lists PyTorch's worker servers, their records
 //! are read. Otherwise the source reports the state of each process, as the kernel shows it.
 
-use super::net::HostPort;
 use super::rank_jobs::{RankJob, read_mappings};
 use super::threads::threads_of_ranks;
-use super::worker_servers::WorkerServerSource;
-use super::{
-    JobChoice, Liveness, Observation, Poll, Seen, Source, SourceError, StackRequests, TakenStacks,
+use crate::live::source::{
+    HostPort, JobChoice, Liveness, Observation, Poll, Seen, Source, SourceError, StackRequests,
+    TakenStacks, WorkerServerSource,
 };
 use rcomm_recorder::launch::Launched;
 use rcomm_recorder::model::Rank;

@@ -8,8 +8,8 @@
 //! secret, which jobs on one host use. Where `RCOMM_TLS_CERT`, `RCOMM_TLS_KEY` and `RCOMM_TLS_CA` name an identity, the
 //! store must use TLS, unless `RCOMM_STORE` is `open`: the variables mean the same as for the ranks.
 
-use super::SourceError;
-use super::net::{HostPort, StoreStream};
+use super::address::{HostPort, StoreStream};
+use crate::live::source::SourceError;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{
     EndpointNotice, STORE_REFUSAL, STORE_TAKES_TLS, Secret, StoreCaller, Tls,

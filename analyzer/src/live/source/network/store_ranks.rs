@@ -1,9 +1,9 @@
 //! Reads the ranks that a job's store lists, whether they have endpoints of rcomm or PyTorch's worker servers.
 
+use super::address::HostPort;
 use super::endpoints::{EndpointDumps, EndpointSource};
-use super::net::HostPort;
 use super::worker_servers::{WorkerServerDumps, WorkerServerSource};
-use super::{DumpAnswers, DumpRequests, Poll, Source, SourceError};
+use crate::live::source::{DumpAnswers, DumpRequests, Poll, Source, SourceError};
 use rcomm_recorder::publish::EndpointToken;
 use std::time::Instant;
 

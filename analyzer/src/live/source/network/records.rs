@@ -4,7 +4,7 @@
 //! longer change. So the size of an answer depends on the changes and not on the size of the rings. An answer is one
 //! line of JSON ([`RecordsHead`]), followed by the records as dumps in JSON.
 
-use super::{Liveness, Observation, Seen, has_same_facts};
+use crate::live::source::{Liveness, Observation, Seen, has_same_facts};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, FollowedDump};
 use rcomm_verdict::LaterAttempt;

@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 32;
 
 /// Calls `ask` for every item, up to 32 at the same time, and returns the answers in the order of the items.
-pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<A> {
+pub(in crate::live::source) fn ask_all<T: Sync, A: Send>(
+    items: &[T],
+    ask: impl Fn(&T) -> A + Sync,
+) -> Vec<A> {
     let next = AtomicUsize::new(0);
     let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
     let work = || {

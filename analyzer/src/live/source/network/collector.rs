@@ -3,8 +3,8 @@
 //! The collector has judged the records with all that its own sources know, so its report is shown. The records are for
 //! views that show them. An older collector serves none: then only the report is read.
 
-use super::net::HttpAddress;
-use super::{Collected, Observation, Poll, RecordsFollower, Source, SourceError};
+use super::address::HttpAddress;
+use crate::live::source::{Collected, Observation, Poll, RecordsFollower, Source, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{EndpointAddress, EndpointToken, HttpRequest};
 use rcomm_verdict::{LaterAttempt, Report};

@@ -3,11 +3,11 @@
 //! A poll asks the ranks for the changes since the last poll, up to 32 at the same time, all until the same deadline.
 //! If a rank does not answer, the others are shown nevertheless.
 
-use super::net::HostPort;
+use super::address::HostPort;
 use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};
-use super::{
+use super::store;
+use crate::live::source::{
     DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
-    store,
 };
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{

@@ -4,7 +4,7 @@
 //! `<value><rank>.pipe` once a second, and writes its dump if anything came. Nothing in the rank is stopped, and the
 //! job goes on. The dump is the file that PyTorch would write at a time-out; it may replace an older one.
 
-use super::{DumpAnswers, DumpRequests, JobChoice, RankProcess, SourceError};
+use crate::live::source::{DumpAnswers, DumpRequests, JobChoice, RankProcess, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::DumpReader;
 use std::fs::{self, File, Metadata, OpenOptions};

@@ -1,7 +1,7 @@
 //! Makes the sources of a job that are reached over the network, from the options of a command line.
 
-use super::net::HostPort;
-use super::{
+use super::address::HostPort;
+use crate::live::source::{
     DumpRequests, EndpointDumps, EndpointSource, RasSource, Source, StackRequests, StoreDumps,
     StoreSource, WorkerAddress, WorkerServerDumps, WorkerServerSource, WorkerServerStacks,
 };

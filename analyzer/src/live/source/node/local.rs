@@ -2,7 +2,7 @@
 
 use super::processes::ProcessSource;
 use super::rings::{KEPT_AFTER_END, RingSource};
-use super::{
+use crate::live::source::{
     DumpAnswers, DumpRequests, JobChoice, Liveness, PipeDumps, Poll, RingDumps, Source, SourceError,
 };
 use std::path::PathBuf;

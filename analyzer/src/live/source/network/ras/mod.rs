@@ -8,9 +8,9 @@
 
 mod monitor;
 
-use super::net::{HostPort, Timed};
-use super::{Poll, Source, SourceError};
 use crate::input::ras::{Communicator, communicators};
+use crate::live::source::network::address::{HostPort, Timed};
+use crate::live::source::{Poll, Source, SourceError};
 use monitor::Monitor;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};

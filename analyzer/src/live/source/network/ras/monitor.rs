@@ -3,9 +3,9 @@
 //! An event is a JSON object over several lines; objects end at their closing brace. Every server with events can send
 //! them in JSON.
 
-use super::super::net::HostPort;
 use super::{ask, open};
 use crate::input::ras::{Communicator, MemberState, Process};
+use crate::live::source::network::address::HostPort;
 use serde::Deserialize;
 use std::io::{BufReader, Read};
 use std::net::{Shutdown, TcpStream};

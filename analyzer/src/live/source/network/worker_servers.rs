@@ -10,11 +10,11 @@
 //! seconds have passed, depending on the rank, the whole ring is read again. An answer with the same bytes is not
 //! parsed again.
 
-use super::net::{HostPort, HttpAddress};
+use super::address::{HostPort, HttpAddress};
 use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};
-use super::{
+use super::store;
+use crate::live::source::{
     DumpAnswers, DumpRequests, Liveness, Observation, Poll, Seen, Source, SourceError, is_same,
-    store,
 };
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, EndpointAddress, HttpRequest};
@@ -56,7 +56,7 @@ pub struct WorkerAddress {
 }
 
 impl FromStr for WorkerAddress {
-    type Err = super::net::AddressError;
+    type Err = super::address::AddressError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let given = text.split_once('=');

@@ -4,7 +4,7 @@
 mod later;
 mod remains;
 
-use super::{
+use crate::live::source::{
     JobChoice, Liveness, NEWEST, Observation, Poll, RankProcess, Seen, Source, SourceError,
 };
 use rcomm_recorder::model::Rank;
@@ -218,7 +218,9 @@ impl RingSource {
     }
 
     /// Each rank with its process id; `None` if the process is gone or cannot be seen from here.
-    pub(super) fn processes(&mut self) -> Result<Vec<(Rank, Option<u32>)>, SourceError> {
+    pub(in crate::live::source) fn processes(
+        &mut self,
+    ) -> Result<Vec<(Rank, Option<u32>)>, SourceError> {
         self.list()?;
         let ranks = self.rings.iter();
         Ok(ranks
@@ -230,7 +232,7 @@ impl RingSource {
 
     /// Each rank with a program's own ring and the socket of its endpoint, which is next to the ring. The rings of
     /// NCCL's plug-in have no endpoint.
-    pub(super) fn sockets(&mut self) -> Result<Vec<(Rank, PathBuf)>, SourceError> {
+    pub(in crate::live::source) fn sockets(&mut self) -> Result<Vec<(Rank, PathBuf)>, SourceError> {
         self.list()?;
         let rings = self.rings.iter();
         let rings = rings.filter(|((_, part), _)| *part == RingPart::Program);

@@ -8,9 +8,9 @@
 mod gpu;
 mod log;
 
-use super::rank_jobs::started;
-use super::threads::describe_state;
-use super::{RingSource, SourceError};
+use crate::live::source::node::rank_jobs::started;
+use crate::live::source::node::threads::describe_state;
+use crate::live::source::{RingSource, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::bytes;
 use rcomm_verdict::format::count;

@@ -1,7 +1,7 @@
 //! Reads the states of the threads of processes on this node from the kernel's files in `/proc`. No process has to
 //! answer, and none is stopped or traced.
 
-use super::{RingSource, SourceError, StackRequests, TakenStacks};
+use crate::live::source::{RingSource, SourceError, StackRequests, TakenStacks};
 use rcomm_recorder::model::{Frame, Rank};
 use rcomm_verdict::StackNode;
 use std::fs;

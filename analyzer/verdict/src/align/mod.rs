@@ -1,17 +1,15 @@
 //! Matches the records of all ranks by group and sequence number.
 //!
-//! [`record`] converts dumps into compact records. `batches` and [`comm_counter`] correct the sequence numbers of some
-//! recorders, [`same_process`] joins two records of one process, [`devices`] splits the records of processes with
-//! several devices, and [`membership`] resolves the groups of a job. [`aligned`] puts all of it together as
+//! [`record`] converts dumps into compact records, [`corrections`] and `batches` repair what some recorders leave out
+//! or record differently, and [`membership`] resolves the groups of a job. [`aligned`] puts all of it together as
 //! [`Aligned`]. From that, [`p2p`] pairs sends with receives by the rule of [`message`], [`clocks`] estimates clock
 //! offsets, and [`pending`] and [`one_sided`] list the pending operations of each rank.
 
 mod aligned;
 mod batches;
 pub(crate) mod clocks;
-pub(crate) mod comm_counter;
 mod comm_members;
-pub(crate) mod devices;
+pub(crate) mod corrections;
 pub(crate) mod event;
 mod gloo_world;
 mod membership;
@@ -23,8 +21,6 @@ pub(crate) mod pending;
 mod presence;
 mod ran_on;
 pub(crate) mod record;
-mod retired;
-pub(crate) mod same_process;
 pub(crate) mod signature;
 mod taken;
 mod workers;

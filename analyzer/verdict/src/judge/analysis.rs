@@ -1,8 +1,9 @@
 //! Makes a report from dumps, given all at once or one after another.
 
+use crate::align::corrections::{comm_counter, devices, same_process};
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};
-use crate::align::{Aligned, Workers, clocks, comm_counter, devices, same_process};
+use crate::align::{Aligned, Workers, clocks};
 use crate::judge::context::{Context, name_groups};
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;

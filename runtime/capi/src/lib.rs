@@ -23,9 +23,8 @@
 //! | `code` | codes of element types, reductions and errors |
 //! | `status` | results of calls: the code and an error's text; no panic unwinds into C |
 //! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
-//! | `world`, `group`, `groups` | worlds and groups; groups in a mesh, shared, merged, changed together |
-//! | `hook` | functions that are called for each operation of a group |
-//! | `reducer`, `reducer_options` | gradients averaged in buckets |
+//! | `world`, `group` | worlds and groups |
+//! | `reducer` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
 //! | `control` | handlers and waits of the program's, the debug level |
 //! | `values` | collectives of small values over a store |
@@ -43,15 +42,12 @@ pub mod config;
 pub mod control;
 pub mod device;
 pub mod group;
-pub mod groups;
-pub mod hook;
 pub mod list;
 mod memory;
 pub mod message;
 pub mod object;
 mod operate;
 pub mod reducer;
-mod reducer_options;
 pub mod sparse;
 pub mod status;
 pub mod store;

@@ -1,4 +1,8 @@
-//! Groups.
+//! Groups: their operations as a whole (this file), how a world makes them (`groups`), and functions that are called
+//! for each of their operations (`hook`).
+
+pub mod groups;
+pub mod hook;
 
 use crate::code::wait_hint;
 use crate::memory::{Owner, array, kept_by_caller, released_by};

@@ -1,11 +1,13 @@
 //! Reducers: gradients of a data-parallel training, averaged in buckets.
 
+mod options;
+
 use crate::group::Group;
 use crate::memory::{array, dtype_of, input, kept_by_caller};
 use crate::object::give_json;
-use crate::reducer_options::GivenOptions;
 use crate::sparse::Sparse;
 use crate::status::{borrow, call, free, give, put, refused, text};
+use options::GivenOptions;
 use rcomm::data_parallel::{Gradient, Joined, Parameter, Reducer as CoreReducer, UnusedParameters};
 use rcomm::{Buffer, DType, ProcessGroup, Result, SparseTensor, bf16, f16};
 use std::ffi::{c_char, c_void};

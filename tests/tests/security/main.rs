@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "security/limits.rs"]
 mod limits;
 
 use rcomm_tests::fault::Fault;

@@ -269,7 +269,7 @@ fn first_label(host: &str) -> &str {
     }
 }
 
-/// Whether a word has the form of a host's name and is none of the words that sentences have in place of a name.
+/// Whether a word has the form of a host's name and is none of the words that sentences have instead of a name.
 fn is_host_name(word: &str) -> bool {
     const ORDINARY_WORDS: [&str; 6] = ["the", "a", "this", "that", "its", "localhost"];
     word.contains(|c: char| c.is_alphabetic())

@@ -35,7 +35,7 @@ const MAX_NAME: usize = 240;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NativeFrame {
     name: String,
-    /// The file name of the library, or of the source with the line; empty if it is not known.
+    /// The file name of the library, or of the source with the line; empty if unknown.
     place: String,
 }
 

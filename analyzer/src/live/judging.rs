@@ -51,7 +51,7 @@ pub struct Live {
     due: Option<Duration>,
     /// When a poll last changed anything.
     changed_at: Duration,
-    /// Whether the verdict of the newest report depends on whether the ranks go on to issue operations.
+    /// Whether the verdict of the newest report depends on whether the ranks continue to issue operations.
     may_fall_silent: bool,
     /// Whether the job may have more ranks than the newest report on any record expects.
     may_have_more: bool,

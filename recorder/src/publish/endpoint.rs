@@ -73,7 +73,7 @@ pub enum Listen {
     Unix(PathBuf),
     /// On a TCP address (port 0: any free one), for clients with the token.
     Tcp(std::net::SocketAddr, EndpointToken),
-    /// As [`Tcp`](Self::Tcp), with TLS.
+    /// Like [`Tcp`](Self::Tcp), with TLS.
     Tls(std::net::SocketAddr, EndpointToken, Tls),
 }
 

@@ -31,8 +31,8 @@ impl EndpointFollower {
         &self.client
     }
 
-    /// Sends one request and updates the record; returns what was lost in reading the answer. Blocks until the
-    /// deadline at most.
+    /// Sends one request and updates the record; returns what was lost in reading the answer. Blocks until the deadline
+    /// at the latest.
     ///
     /// # Errors
     /// Those of [`EndpointClient::dump`]. The record is then unchanged, and the next call requests all changes since

@@ -143,7 +143,7 @@ impl<'a> HttpRequest<'a> {
     ///
     /// # Blocking
     ///
-    /// Until the deadline at most.
+    /// Until the deadline at the latest.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl<'a> HttpRequest<'a> {
     ///
     /// # Errors
     ///
-    /// Like [`send`](Self::send).
+    /// Same as [`send`](Self::send).
     #[cfg(feature = "tls")]
     pub fn send_with_tls(
         &self,

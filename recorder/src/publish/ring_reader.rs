@@ -219,7 +219,7 @@ impl RingReader {
             })
     }
 
-    /// The ring's words, read from the file anew, and their layout.
+    /// The ring's words, read again from the file, and their layout.
     pub(super) fn memory(&self) -> (Words<'_>, &RingLayout) {
         (self.view.words(), &self.layout)
     }

@@ -3,7 +3,7 @@
 //! No thread is stopped, traced or sent a signal: a signal ends some system calls with `EINTR` whatever its flags
 //! (`poll`, `nanosleep` and others, signal(7)), also in code that does not expect it. The system says of each thread
 //! whether it sleeps, in which call, and where its stack is; the stack and the code are read through `/proc/self/mem`,
-//! which fails where memory has gone, in place of ending the process.
+//! which fails where memory has gone, instead of ending the process.
 //!
 //! On the stack every word is taken for a caller that points behind a call instruction of a mapped file. So the callers
 //! are all there as far as the stack is read, innermost first, with others between them that are left over from calls

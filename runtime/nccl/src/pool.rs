@@ -166,7 +166,7 @@ impl MemoryPool {
     /// ended, unless their buffers keep it alive.
     ///
     /// # Blocking
-    /// As [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30 seconds
+    /// Same as [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30 seconds
     /// for each.
     ///
     /// # Errors
@@ -189,7 +189,7 @@ impl MemoryPool {
     /// not exist yet, the segments are registered once it exists: at the next allocation, or when this is called again.
     ///
     /// # Blocking
-    /// As [`allocate`](Self::allocate).
+    /// Same as [`allocate`](Self::allocate).
     ///
     /// # Errors
     /// `Unsupported` if the backend registers no memory; the library's error. The group stays in the pool after an
@@ -213,7 +213,7 @@ impl MemoryPool {
     /// Undoes [`register_with`](Self::register_with).
     ///
     /// # Blocking
-    /// As [`free`](Self::free).
+    /// Same as [`free`](Self::free).
     ///
     /// # Errors
     /// `InvalidArgument` if the pool is not registered with the group; the library's error, after which the segments

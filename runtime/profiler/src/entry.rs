@@ -93,7 +93,7 @@ pub(crate) unsafe extern "C" fn init_old(_: *mut *mut c_void, mask: *mut c_int) 
 }
 
 /// # Safety
-/// As [`init`], without a name.
+/// Same as [`init`], without a name.
 pub(crate) unsafe extern "C" fn init_v3(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
     // SAFETY: `init` asks of both pointers what this function asks of its caller, and gets no name.
     unsafe { init(context, mask, None, false) }
@@ -108,7 +108,7 @@ fn identity_of(hash: u64, rank: c_int, size: c_int) -> CommunicatorIdentity {
 }
 
 /// # Safety
-/// As [`init`].
+/// Same as [`init`].
 pub(crate) unsafe extern "C" fn init_v4(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -131,7 +131,7 @@ pub(crate) unsafe extern "C" fn init_v4(
 }
 
 /// # Safety
-/// As [`init`].
+/// Same as [`init`].
 pub(crate) unsafe extern "C" fn init_v5(
     context: *mut *mut c_void,
     hash: u64,
@@ -305,7 +305,7 @@ pub(crate) unsafe extern "C" fn start_v3(
 }
 
 /// # Safety
-/// As [`start_v3`], with a descriptor of version 4.
+/// Same as [`start_v3`], with a descriptor of version 4.
 pub(crate) unsafe extern "C" fn start_v4(
     context: *mut c_void,
     out: *mut *mut c_void,
@@ -352,7 +352,7 @@ unsafe fn p2p_task<'t>(p2p: &'t abi::P2p) -> Task<'t, impl FnOnce() -> Call> {
 }
 
 /// # Safety
-/// As [`start_v3`], with a descriptor of version 5 or 6.
+/// Same as [`start_v3`], with a descriptor of version 5 or 6.
 pub(crate) unsafe extern "C" fn start_v5(
     context: *mut c_void,
     out: *mut *mut c_void,

@@ -51,7 +51,7 @@ fn is_open(number: u32) -> bool {
 }
 
 /// Adds the operation whose slot `take` returns to the list of the thread's group call. If the thread is not in the
-/// group call of this number, the operation is added to no list, and `take` gets `None` in place of the list so far.
+/// group call of this number, the operation is added to no list, and `take` gets `None` instead of the list so far.
 #[inline(always)]
 pub(crate) fn add(
     number: Option<u32>,

@@ -20,7 +20,7 @@ pub(crate) fn file() -> Result<PathBuf> {
 /// several programs runs the one of that name.
 ///
 /// # Errors
-/// As [`file()`].
+/// Same as [`file()`].
 pub(crate) fn command(name: &str) -> Result<Command> {
     let mut command = Command::new(file()?);
     command.arg0(name);

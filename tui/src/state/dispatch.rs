@@ -415,7 +415,7 @@ impl State {
     }
 
     /// Selects the next row with a problem, downwards if `direction` is 1, else upwards. After one end of the table, it
-    /// goes on at the other.
+    /// continues at the other.
     fn next_problem(&mut self, direction: isize) {
         let selection = self.selection();
         let found = self.page.table(selection.pane).and_then(|table| {

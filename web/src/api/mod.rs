@@ -85,7 +85,7 @@ impl SnapshotSelector {
         Ok(self.judged(app).await?.report)
     }
 
-    /// As [`Self::report`], with what the states of the ranks follow from.
+    /// Like [`Self::report`], with what the states of the ranks follow from.
     pub(crate) async fn judged(&self, app: &AppState) -> Result<Judged, Refusal> {
         #[derive(Deserialize)]
         struct KeptReport {

@@ -55,8 +55,8 @@ pub(crate) struct Slice {
 pub(crate) struct Lane {
     rank: Rank,
     host: String,
-    /// When the record ends, in µs after the start of the timeline: its process is gone, so operations without an end do
-    /// not go on. Absent if the process lives or may live.
+    /// When the record ends, in µs after the start of the timeline: its process is gone, so operations without an end
+    /// do not continue. Absent if the process lives or may live.
     #[serde(skip_serializing_if = "Option::is_none")]
     end: Option<i64>,
     slices: Vec<Slice>,

@@ -67,7 +67,7 @@ impl ReducerCounters {
             let seconds = |ns: u64| ns as f64 / 1e9;
             series.newest_step = series.newest_step.max(seconds(times.total_ns()));
             series.newest_exposed = series.newest_exposed.max(seconds(times.exposed_ns));
-            // If a reducer began anew in the same group, its sums restarted at zero.
+            // If a reducer started over in the same group, its sums restarted at zero.
             let last = match times.sums.steps >= last.steps {
                 true => last,
                 false => ReducerSums::default(),

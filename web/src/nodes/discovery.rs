@@ -51,7 +51,7 @@ impl AddressSource {
     ///
     /// # Blocking
     ///
-    /// Until the system's resolver has answered, without a limit; for a store [`STORE_TIMEOUT`] at most.
+    /// Until the system's resolver has answered, without a limit; at most [`STORE_TIMEOUT`] for a store.
     fn look_up(&self, port: u16) -> io::Result<Vec<String>> {
         match self {
             Self::Dns(name) => {
@@ -171,7 +171,7 @@ impl NodeAddress {
     ///
     /// # Errors
     ///
-    /// As [`Self::all`]; `NotFound` if neither its address nor a new one is listed.
+    /// Same as [`Self::all`]; `NotFound` if neither its address nor a new one is listed.
     pub(crate) fn url(&self) -> io::Result<String> {
         match self {
             Self::Url(url) => Ok(url.clone()),

@@ -14,7 +14,7 @@ pub(super) struct Operation<'a> {
     pub(super) entry: &'a Entry,
     /// The message that this operation sends or receives, if its number is known.
     pub(super) message: Option<Message>,
-    /// Source and destination of the message, which identify its trace in place of the group's ranks. If `message` is
+    /// Source and destination of the message, which identify its trace instead of the group's ranks. If `message` is
     /// `None`, `rank` twice.
     ends: [Rank; 2],
 }

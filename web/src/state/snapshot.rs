@@ -87,7 +87,7 @@ pub(crate) struct SourceState {
     pub(crate) silent_for_ms: Option<f64>,
     /// Error of the last round, if it failed.
     pub(crate) error: Option<String>,
-    /// What is left of the records of a job that is over; `None` before, and if it is not known.
+    /// What is left of the records of a job that is over; `None` before, and if unknown.
     pub(crate) remains: Option<String>,
 }
 

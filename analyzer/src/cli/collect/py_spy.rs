@@ -39,7 +39,7 @@ pub(super) struct PyFrame {
 }
 
 /// The stacks of each process as `faulthandler` prints them, or why there are none. `None` if `py-spy` is not
-/// installed. Blocks until the deadline at most.
+/// installed. Blocks until the deadline at the latest.
 pub(super) fn dump(
     processes: &[(Rank, u32)],
     deadline: Instant,

@@ -378,7 +378,7 @@ fn parenthesized(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// The operation for a name of `c10d::OpType`; [`OpType::Other`] with the name if it is not known.
+/// The operation for a name of `c10d::OpType`; [`OpType::Other`] with the name if unknown.
 fn op(name: &str) -> LoggedOp {
     let kind = match name {
         "BROADCAST" => OpType::Broadcast,

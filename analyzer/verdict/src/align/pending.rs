@@ -225,12 +225,12 @@ pub(crate) fn pending_of(
     sorted
 }
 
-/// A rank goes on beside an unfinished operation if its other threads have since completed at least this many
+/// A rank continues despite an unfinished operation if its other threads have since completed at least this many
 /// operations with other ranks, sends not counted.
 const GOES_ON: usize = 3;
 
 /// Whether the operation consists of receives by a thread that has issued nothing else, while other threads of the rank
-/// went on.
+/// continued.
 fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) -> bool {
     let PendingKind::Batch { halves } = &operation.kind else {
         return false;
@@ -281,7 +281,7 @@ fn is_delivered(
 }
 
 /// Whether the thread that issued this unfinished operation has issued operations of this kind only, and other threads
-/// of the rank went on after it. False if the thread is not recorded, or if the operation has failed.
+/// of the rank continued after it. False if the thread is not recorded, or if the operation has failed.
 pub(crate) fn goes_on_beside(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -314,9 +314,9 @@ pub(crate) fn goes_on_beside(
 /// For each unfinished operation of a record: when the thread that issued it last completed an operation that it issued
 /// later, else when it was issued; common time, ns.
 ///
-/// Until then the thread did not wait in it: a program may hold a receive open while it works. Another thread may go on
-/// while this one waits, so operations whose threads are not recorded do not count. If the job is `over`, an operation
-/// that failed may be the cause: then the time of its issue is returned, whatever the thread did later.
+/// Until then the thread did not wait in it: a program may hold a receive open while it works. Another thread may
+/// continue while this one waits, so operations whose threads are not recorded do not count. If the job is `over`, an
+/// operation that failed may be the cause: then the time of its issue is returned, whatever the thread did later.
 pub(crate) fn active_ns(
     aligned: &Aligned<'_>,
     record: RecordIx,

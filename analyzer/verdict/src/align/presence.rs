@@ -193,8 +193,8 @@ impl Aligned<'_> {
         entries.next().is_some_and(waits) && entries.all(waits)
     }
 
-    /// How far the members of a group have provably completed: records show a collective as completed, or a rank went
-    /// on for several rounds after one that is over.
+    /// How far the members of a group have provably completed: records show a collective as completed, or a rank
+    /// continued for several rounds after one that is over.
     pub(super) fn proven_completion(&self, group: GroupIx) -> CompletedTo {
         let mut completed = CompletedTo::default();
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
@@ -236,7 +236,7 @@ impl Aligned<'_> {
         })
     }
 
-    /// Whether another record shows that the rank went on after its record was taken at `taken_ns`, common time: a
+    /// Whether another record shows that the rank continued after its record was taken at `taken_ns`, common time: a
     /// collective that needs all members completed only after that time.
     pub(super) fn went_on_after(&self, record: RecordIx, taken_ns: i64) -> bool {
         self.lanes[record].iter().any(|lane| {

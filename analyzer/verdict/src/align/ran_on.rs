@@ -1,8 +1,8 @@
 //! Which operations a rank has provably completed, if its recorder notes only that an operation is over.
 //!
-//! Gloo's own recorder retires an operation that completed and one that failed alike. A program does not go on step by
-//! step behind one that failed or timed out. But operations that it issued at once may all fail together, so the pace
-//! of calls within one step proves nothing.
+//! Gloo's own recorder retires an operation that completed and one that failed alike. A program does not continue step
+//! by step behind one that failed or timed out. But operations that it issued at once may all fail together, so the
+//! pace of calls within one step proves nothing.
 
 use crate::align::Lane;
 use crate::align::record::{Op, Record, Shared};
@@ -25,9 +25,9 @@ const APART: i64 = 4;
 /// A program issues fewer operations than this in one step.
 const MOST_AT_ONCE: usize = 1000;
 
-/// The position of the newest collective that needs all members and after which the program went on for several rounds
-/// at its usual pace. `None` if there is none, if too few operations are over, if no time-out is recorded, or if a
-/// pause between two operations is so long that one of them may have timed out.
+/// The position of the newest collective that needs all members and after which the program continued for several
+/// rounds at its usual pace. `None` if there is none, if too few operations are over, if no time-out is recorded, or if
+/// a pause between two operations is so long that one of them may have timed out.
 pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Option<u32> {
     let op = |position: &u32| -> &Op { &record.ops[*position as usize] };
     let over = &lane.collectives[..lane.pending_from];

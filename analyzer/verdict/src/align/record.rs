@@ -268,7 +268,7 @@ pub(crate) struct SharedGroup {
     pub(crate) desc: String,
 }
 
-/// Groups with the same name and members: the members, the process's own group rank if that is recorded in place of the
+/// Groups with the same name and members: the members, the process's own group rank if that is recorded instead of the
 /// members, and the incarnation of the newest group.
 type Namesake<'a> = (&'a Arc<[Rank]>, Option<Rank>, u32);
 

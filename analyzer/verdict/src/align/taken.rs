@@ -150,7 +150,7 @@ impl Aligned<'_> {
         }
     }
 
-    /// Marks records as too early that state when they were taken, if their ranks provably went on after that.
+    /// Marks records as too early that state when they were taken, if their ranks provably continued after that.
     /// `taken`: for each record, when it was taken.
     pub(crate) fn note_went_on(&mut self, taken: &[Taken]) {
         for (record, taken) in taken.iter().enumerate() {

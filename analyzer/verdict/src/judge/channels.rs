@@ -274,7 +274,7 @@ impl Lag {
         Some((held.len(), common))
     }
 
-    /// What lags, as the end of a sentence; `None` if that is not known.
+    /// What lags, as the end of a sentence; `None` if unknown.
     pub(crate) fn describe(&self, host_of: impl Fn(Rank) -> Option<String>) -> Option<String> {
         let common = self.common(&host_of).map(|(count, common)| {
             let end = match common {

@@ -11,7 +11,7 @@ use rcomm_recorder::model::{EntryState, Failure, OpType, Rank};
 /// that ends because of the error may still complete fewer.
 const LATER_OPERATIONS: usize = 3;
 
-/// Whether an operation has failed and its rank went on: the rank issued [`LATER_OPERATIONS`] others later, and
+/// Whether an operation has failed and its rank continued: the rank issued [`LATER_OPERATIONS`] others later, and
 /// completed them. Sends do not count, since a send may complete although its receiver never comes, and neither do
 /// operations in a group of one rank.
 pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bool {

@@ -194,10 +194,10 @@ pub(crate) fn each_taken(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Taken> {
     written.map(of_record).collect()
 }
 
-/// When a record was taken from a process that went on, or when its file was written; common time, ns, or its own if it
-/// is not known how its clock relates to the others'. `None` if the time is not known, and for a ring or the last record
-/// of a process, which lack nothing. `None` also for a dump of a job that is watched: a record that has not changed is
-/// not taken again.
+/// When a record was taken from a process that continued, or when its file was written; common time, ns, or its own if
+/// it is not known how its clock relates to the others'. `None` if the time is not known, and for a ring or the last
+/// record of a process, which lack nothing. `None` also for a dump of a job that is watched: a record that has not
+/// changed is not taken again.
 pub(crate) fn taken_ns(aligned: &Aligned<'_>, policy: &Policy, record: RecordIx) -> Option<i64> {
     let full_record = &aligned.records[record];
     let phase = full_record.status.as_ref().map(|status| &status.phase);

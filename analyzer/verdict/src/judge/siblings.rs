@@ -16,13 +16,13 @@ use std::collections::HashMap;
 /// How the messages of a rank with a peer differ from those of its siblings. `sends` states whether the half is a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Deviation {
-    /// The rank left out this half and went on.
+    /// The rank left out this half and continued.
     LeftOut { sends: bool },
     /// The rank posted another step where its siblings post this half, which it left out or would post later.
     NotFirst { sends: bool },
     /// The rank posted this half and its siblings do not.
     Extra { sends: bool },
-    /// The rank posted this half with another size and goes on as its siblings do.
+    /// The rank posted this half with another size and continues as its siblings do.
     Resized { sends: bool },
 }
 

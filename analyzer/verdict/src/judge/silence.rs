@@ -107,7 +107,7 @@ fn of_all(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     })
 }
 
-/// The silence of some ranks that wait in no operation, while others go on. A rank that is a member of a group that
+/// The silence of some ranks that wait in no operation, while others continue. A rank that is a member of a group that
 /// some members have made and others have not counts sooner, and without a pace. `None` if no rank is silent.
 fn of_some(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     let mut unmade = None;

@@ -1,5 +1,6 @@
 //! Describes ranks that failed although no other rank waits for them yet, and that no finding names: an exception has
-//! left the program, the rank recorded a failure, or its process is gone. Such a job may go on, or end, or hang soon.
+//! left the program, the rank recorded a failure, or its process is gone. Such a job may continue, or end, or hang
+//! soon.
 
 use crate::align::RecordIx;
 use crate::judge::check::first_recorded_failure;

@@ -24,7 +24,7 @@ const LABEL: &[u8] = b"EXPORTER-rcomm-connection";
 pub enum Handshake {
     /// Both ends may send.
     Done,
-    /// The handshake goes on once the socket has this event.
+    /// The handshake continues once the socket has this event.
     Waits(PollFlags),
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// A connection with TLS, each of whose calls blocks until its deadline at most.
+/// A connection with TLS, each of whose calls blocks until its deadline at the latest.
 #[derive(Debug)]
 pub struct TlsStream {
     socket: TcpStream,
@@ -67,7 +67,7 @@ impl TlsStream {
     }
 }
 
-/// Waits for this event on the socket, for an hour at most.
+/// Waits for this event on the socket, for at most an hour.
 ///
 /// # Errors
 /// `TimedOut` if the deadline has passed; the system's error.
@@ -76,8 +76,7 @@ fn wait(socket: &TcpStream, event: PollFlags, deadline: Instant) -> io::Result<(
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    // A poll does not take every duration, so it waits for an hour at most: a caller with a later deadline waits
-    // again.
+    // A poll does not take every duration, so it waits for at most an hour: a caller with a later deadline waits again.
     let limit = Timespec::try_from(left.min(Duration::from_secs(3600)));
     let limit = limit.map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(socket, event)], Some(&limit)) {

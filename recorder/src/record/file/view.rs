@@ -39,7 +39,7 @@ impl View {
         usize::try_from(size / 8).is_ok_and(|words| words >= self.words)
     }
 
-    /// The words, read from the file anew.
+    /// The words, read again from the file.
     pub(crate) fn words(&self) -> Words<'_> {
         // Orders the reads through earlier `Words` before those through this one.
         sync::fence(Ordering::Acquire);

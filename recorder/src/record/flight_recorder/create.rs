@@ -32,7 +32,7 @@ pub enum OnConflict {
     NextPlace,
 }
 
-/// The same configuration with a smaller ring: about 380 KiB in place of 3 MiB with the default values.
+/// The same configuration with a smaller ring: about 380 KiB instead of 3 MiB with the default values.
 fn smaller(config: &RecorderConfig) -> RecorderConfig {
     RecorderConfig {
         entries: config.entries.min(512),

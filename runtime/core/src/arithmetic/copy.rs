@@ -30,7 +30,7 @@ const LIBRARY_COPY_MAX: usize = 1 << 10;
 ///
 /// The time of a copy through the caches depends on where its lines are. Lines that were streamed, and that this core
 /// has read since, are in no other core's caches: while streaming is on, a single copy through the caches does not show
-/// how fast such copies would be without streaming. So streaming ends after a fixed number of bytes, and begins anew
+/// how fast such copies would be without streaming. So streaming ends after a fixed number of bytes, and starts over
 /// after many slow copies in a row.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {

@@ -156,7 +156,7 @@ fn combine_by_loops(
 /// number of `others`.
 ///
 /// # Panics
-/// As [`combine`], and if `own_index` is more than the number of `others`.
+/// Same as [`combine`], and if `own_index` is more than the number of `others`.
 #[inline]
 pub fn combine_in_place(
     op: ReduceOp,

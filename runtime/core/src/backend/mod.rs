@@ -333,7 +333,7 @@ pub trait Backend: Send + Sync {
     /// dropped.
     ///
     /// # Blocking
-    /// As [`issue`](Self::issue).
+    /// Same as [`issue`](Self::issue).
     ///
     /// # Errors
     /// Those of [`issue`](Self::issue).
@@ -399,8 +399,8 @@ pub trait Backend: Send + Sync {
         let _ = is_on;
     }
 
-    /// Makes a backend for a subset of this group, where that is cheaper than connecting anew. All
-    /// members of the new group call it.
+    /// Makes a backend for a subset of this group, where that is cheaper than connecting again. All members of the new
+    /// group call it.
     ///
     /// # Errors
     /// `Unsupported` where it is not cheaper.
@@ -419,7 +419,7 @@ pub trait Backend: Send + Sync {
     /// Makes a backend for the remaining members, from one that was aborted. All remaining members call it.
     ///
     /// # Errors
-    /// `Unsupported` where it is not cheaper than connecting anew.
+    /// `Unsupported` where it is not cheaper than connecting again.
     fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         let _ = (group, deadline);
         Err(self.refuse("shrink"))

@@ -60,8 +60,8 @@ pub struct Config {
     pub init_timeout: Duration,
     /// Backends by name, each for one kind of device: `NAME`, or `DEVICE:NAME` separated by commas.
     pub backend: String,
-    /// Whether this process takes a place in a job that runs: in place of a rank that was lost, or as a further one. It
-    /// then waits until the ranks of the job ask for its rank ([`World::grow`](crate::World::grow)).
+    /// Whether this process joins a running job: in place of a lost rank, or as a further rank. It then waits until the
+    /// ranks of the job ask for its rank ([`World::grow`](crate::World::grow)).
     pub joins: bool,
     /// How ranks reach each other over host memory.
     pub transport: TransportChoice,

@@ -257,7 +257,7 @@ impl<T: Gradient> Reducer<T> {
         }
     }
 
-    /// Forms the buckets anew, in the order in which rank 0 of the group had its gradients.
+    /// Rebuilds the buckets, in the order in which rank 0 of the group had its gradients.
     fn rebuild(&mut self) -> Result<()> {
         let mut order: Vec<u32> = self
             .step

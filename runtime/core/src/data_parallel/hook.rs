@@ -40,8 +40,8 @@ pub type Averaging<T = f32> = Box<dyn FnOnce() -> Result<Vec<T>> + Send>;
 /// same on all ranks, also in the [`Averaging`] that it returns. The reducer calls the returned functions in the
 /// order of the buckets, after it has passed the last bucket to the hook.
 pub trait CommHook<T = f32>: Send {
-    /// Starts to average a bucket. It should not wait for peers, so that the caller can go on to compute the
-    /// next gradients.
+    /// Starts to average a bucket. It should not wait for peers, so that the caller can continue to compute the next
+    /// gradients.
     ///
     /// # Errors
     /// An error ends the step on this rank.
@@ -55,7 +55,7 @@ pub trait CommHook<T = f32>: Send {
     }
 
     /// Called by [`Reducer::regroup`](super::Reducer::regroup). What must be the same on all ranks, such as a count of
-    /// steps, begins anew: ranks may have joined, and the last step may have failed on some ranks only.
+    /// steps, starts over: ranks may have joined, and the last step may have failed on some ranks only.
     ///
     /// # Errors
     /// An error ends `regroup` on this rank, before it waits for others.

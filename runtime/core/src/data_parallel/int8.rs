@@ -1,7 +1,7 @@
 //! Sums whose elements travel as 8 bits: [`ProcessGroup::all_reduce_int8`] and [`Int8CompressHook`].
 //!
 //! Each rank sums one part of the elements: an `all_to_all` of quantized parts, a sum in `f32`, and an `all_gather` of
-//! the quantized sums. So each element crosses the network twice in one byte, in place of twice in four, whatever the
+//! the quantized sums. So each element crosses the network twice in one byte, instead of twice in four, whatever the
 //! number of ranks. PyTorch's quantization hooks (`torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py`)
 //! gather the quantized elements of all ranks on each rank: what a rank receives then grows with the number of ranks.
 

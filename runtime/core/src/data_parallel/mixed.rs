@@ -22,7 +22,7 @@ const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 pub struct MixedOptions {
     /// The sizes of buckets.
     pub buckets: BucketSizes,
-    /// Whether buckets are formed anew after the first step.
+    /// Whether buckets are rebuilt after the first step.
     pub rebuild_buckets: bool,
     /// How parameters without a gradient are handled.
     pub unused: UnusedParameters,

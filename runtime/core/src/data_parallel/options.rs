@@ -56,8 +56,8 @@ pub struct Delayed {
 pub struct ReducerOptions<T = f32> {
     /// The sizes of buckets.
     pub buckets: BucketSizes,
-    /// Whether buckets are formed anew after the first step, in the order in which rank 0 of the group had its
-    /// gradients then. This happens only if every parameter must have a gradient or the graph is static, and if the
+    /// Whether buckets are rebuilt after the first step, in the order in which rank 0 of the group had its gradients
+    /// then. This happens only if every parameter must have a gradient or the graph is static, and if the
     /// [`hook`](Self::hook) allows it where there is one.
     pub rebuild_buckets: bool,
     /// How parameters without a gradient are handled.

@@ -34,7 +34,7 @@ enum Local {
 /// [`UnevenInputs::DivideByActive`](super::UnevenInputs::DivideByActive) counts the active ranks of the reducer's
 /// group, not those of the local one.
 ///
-/// A hook belongs to one reducer. [`Reducer::regroup`](super::Reducer::regroup) lets it count steps anew.
+/// A hook belongs to one reducer. [`Reducer::regroup`](super::Reducer::regroup) lets it count steps from 0.
 pub struct PostLocalSgdHook {
     local: Local,
     /// How many steps are averaged over all ranks.
@@ -57,7 +57,7 @@ impl PostLocalSgdHook {
         Self::with(Local::Adjacent { size, group: None }, start)
     }
 
-    /// After `start` steps, averages no gradients: each rank goes on with its own.
+    /// After `start` steps, averages no gradients: each rank continues with its own.
     pub fn alone(start: u64) -> Self {
         Self::with(Local::Alone, start)
     }

@@ -217,7 +217,7 @@ impl<T: Gradient> Reducer<T> {
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// As [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this step;
+    /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this step;
     /// otherwise the error of the hook or the group.
     pub fn mark_ready(&mut self, parameter: usize) -> Result<()> {
         self.check_dense(parameter)?;
@@ -267,7 +267,7 @@ impl<T: Gradient> Reducer<T> {
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// As [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
+    /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
     /// shape; in these cases nothing was sent. Otherwise the error of the hook or the group.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.accumulate(parameter, gradient)?;
@@ -502,7 +502,7 @@ impl<T: Gradient> Reducer<T> {
         Err(self.refuse(message))
     }
 
-    /// Whether buckets may be formed anew after the first step.
+    /// Whether buckets may be rebuilt after the first step.
     pub(super) fn may_rebuild(&self) -> bool {
         let hook = self.options.hook.as_ref();
         self.options.rebuild_buckets

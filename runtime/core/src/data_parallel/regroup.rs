@@ -1,4 +1,4 @@
-//! What a reducer keeps and what it begins anew with another group or another hook.
+//! What a reducer keeps, and what it starts from scratch, with another group or another hook.
 
 use super::consistency::check_parameters;
 use super::gradient::Gradient;
@@ -13,8 +13,8 @@ use crate::op::error::Result;
 impl<T: Gradient> Reducer<T> {
     /// Continues in another group, after ranks were lost or have joined. Operations under way and the unfinished step
     /// are given up, and the buckets are as at the start. All ranks of `group` call this, but for ranks that have
-    /// joined: these call [`new`](Self::new) at the same time. The hook is kept
-    /// ([`CommHook::regrouped`] says what begins anew in it).
+    /// joined: these call [`new`](Self::new) at the same time. The hook is kept ([`CommHook::regrouped`] says what
+    /// starts over in it).
     ///
     /// # Blocking
     /// See [`new`](Self::new).
@@ -28,7 +28,7 @@ impl<T: Gradient> Reducer<T> {
         check_parameters(group, &self.parameters, &self.is_sparse)?;
         self.group = group.clone();
         self.spare.clear();
-        // A step may have ended on some ranks only, and with it the buckets may have been formed anew.
+        // A step may have ended on some ranks only, and with it the buckets may have been rebuilt.
         let order: Vec<usize> = (0..self.lens.len()).rev().collect();
         self.lay_out(&order);
         self.memory.clear();

@@ -141,7 +141,7 @@ impl Meter {
     }
 
     /// Notes that a bucket has ended, for which `finish` has waited since `wait_began`. `elapsed` is how long the
-    /// bucket was under way; `None` if that is not known, and now counts as its end.
+    /// bucket was under way; `None` if unknown, and now counts as its end.
     pub(super) fn ended(&mut self, bucket: usize, wait_began: Instant, elapsed: Option<Duration>) {
         let now = Instant::now();
         let (Some(&sent), Some(statistics)) =

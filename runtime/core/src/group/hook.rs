@@ -35,7 +35,7 @@ pub trait OperationHook: Send + Sync {
         let _ = operation;
     }
 
-    /// An operation has ended, with this error or without one. A caller that waits for it may go on meanwhile.
+    /// An operation has ended, with this error or without one. A caller that waits for it may continue meanwhile.
     fn ended(&self, operation: &HookedOperation<'_>, error: Option<&Error>) {
         let _ = (operation, error);
     }

@@ -92,7 +92,7 @@ impl InFlightOp {
         Self::issued_at(Instant::now(), group, op_info, tickets)
     }
 
-    /// As [`new`](Self::new), for a caller that has read the clock.
+    /// Like [`new`](Self::new), for a caller that has read the clock.
     pub(crate) fn issued_at(
         issued: Instant,
         group: Arc<Group>,

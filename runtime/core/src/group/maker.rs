@@ -69,8 +69,7 @@ pub(crate) enum Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// The backend `name` of the new group, made from that of the old group; `None` if it must be connected
-    /// anew.
+    /// The backend `name` of the new group, made from that of the old group; `None` if it must be connected again.
     ///
     /// # Errors
     /// Those of the old group's backend but `Unsupported`.

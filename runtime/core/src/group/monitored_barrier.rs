@@ -37,8 +37,8 @@ impl ProcessGroup {
     /// [`barrier`](Self::barrier). The group stays usable after a monitored barrier that has failed.
     ///
     /// # Blocking
-    /// Until all members have arrived, or the handle's time-out has passed; up to 5 s longer until the result
-    /// is published; then up to 1 s longer to remove the barrier's keys, if the store does not answer.
+    /// Until all members have arrived, or the handle's time-out has passed; up to 5 s longer until the result is
+    /// published; then up to 1 s longer to remove the barrier's keys, if the store does not reply.
     ///
     /// # Errors
     /// `Timeout` names the ranks that did not arrive, as `missing` selects, by their numbers in the world; or
@@ -77,8 +77,7 @@ impl ProcessGroup {
     ///
     /// # Blocking
     /// Until all remaining members have called this, or the handle's time-out has passed; then for up to 1 s to remove
-    /// the keys of the agreement, if the store does not answer; then as
-    /// [`World::new_group`](crate::World::new_group).
+    /// the keys of the agreement, if the store does not reply; then as [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if another
@@ -158,8 +157,8 @@ impl ProcessGroup {
     /// notice the failure.
     ///
     /// # Blocking
-    /// Until all members have called, until a member has published the absent ranks, or for `within`; then for up to 1 s
-    /// to remove the keys of the agreement, if the store does not answer.
+    /// Until all members have called, until a member has published the absent ranks, or for `within`; then for up to 1
+    /// s to remove the keys of the agreement, if the store does not reply.
     ///
     /// # Errors
     /// `PeerLost` if the published list contains the caller, or contained it before the others removed the list; `Closed`

@@ -106,7 +106,7 @@ impl<T> Work<T> {
         self.unpack(done)
     }
 
-    /// As [`wait`](Self::wait), and keeps the memory of the operation for a later one, unless it ended with an error.
+    /// Like [`wait`](Self::wait), and keeps the memory of the operation for a later one, unless it ended with an error.
     pub(crate) fn wait_keeping(mut self, spare: &mut SpareOps) -> Result<T> {
         let done = self.until_end()?;
         let result = self.unpack(done)?;
@@ -114,8 +114,8 @@ impl<T> Work<T> {
         Ok(result)
     }
 
-    /// As [`wait`](Self::wait), but returns the operation and its buffers after an error too, if the
-    /// backend no longer uses them.
+    /// Like [`wait`](Self::wait), but returns the operation and its buffers after an error too, if the backend no
+    /// longer uses them.
     pub fn finish(self) -> (Result<()>, Option<Op<'static>>) {
         let result = self.until_end().map(|_| ());
         let pending = self.in_flight.pending.get();
@@ -125,16 +125,16 @@ impl<T> Work<T> {
     /// Waits for the end and leaves the buffers in the operation, which several threads may wait for.
     ///
     /// # Blocking
-    /// As [`wait`](Self::wait).
+    /// Same as [`wait`](Self::wait).
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// Same as [`wait`](Self::wait).
     pub fn join(&self) -> Result<Done> {
         self.until_end()
     }
 
-    /// Waits for the end, but for `timeout` at most; returns the state. An operation that has not ended by
-    /// then continues.
+    /// Waits for the end, but for at most `timeout`; returns the state. An operation that has not ended by then
+    /// continues.
     pub fn wait_timeout(&self, timeout: Duration) -> WorkStatus {
         let _waiting = self.in_flight.begin_wait();
         self.in_flight.wait(Deadline::In(timeout))

@@ -32,7 +32,7 @@ impl Deadline {
         Self::At(self.start())
     }
 
-    /// As [`started`](Self::started), for a caller that has read the clock.
+    /// Like [`started`](Self::started), for a caller that has read the clock.
     #[inline]
     pub(crate) fn started_at(self, now: Instant) -> Self {
         Self::At(match self {

@@ -125,7 +125,7 @@ impl Error {
         self
     }
 
-    /// Names the peers that the error is about, by their ranks in the world, in place of those named before.
+    /// Names the peers that the error is about, by their ranks in the world, instead of those named before.
     #[must_use]
     pub fn with_ranks(mut self, ranks: &[Rank]) -> Self {
         self.0.ranks = ranks.to_vec();

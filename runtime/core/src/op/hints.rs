@@ -35,8 +35,8 @@ impl Hints {
         self
     }
 
-    /// These hints, with these names and values, which are copied, for a backend that the program itself supplies, in
-    /// place of those given before.
+    /// These hints, with these names and values, which are copied, for a backend that the program itself supplies,
+    /// instead of those given before.
     #[must_use]
     pub fn own(mut self, own: &[(&str, &str)]) -> Self {
         let pairs = own.iter().map(|&(name, value)| (name.into(), value.into()));

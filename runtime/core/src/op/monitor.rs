@@ -11,7 +11,7 @@ pub(crate) trait Shared<T> {
     /// Wakes all waiting threads, which look at the state again.
     fn wake_all(&self);
 
-    /// Waits until `is_ready` holds, for `limit` at most; without a limit if that is `None`. Then uses the state under
+    /// Waits until `is_ready` holds, for at most `limit`; without a limit if that is `None`. Then uses the state under
     /// the same lock, even if the limit has passed.
     fn when<R>(
         &self,
@@ -68,8 +68,8 @@ impl<T> Shared<T> for Monitor<T> {
 
 #[cfg(test)]
 pub(crate) mod model {
-    //! Locks of loom in place of a [`Monitor`](super::Monitor)'s. A wait has no time-out there, so a thread that
-    //! is never woken is a deadlock, which loom reports.
+    //! Locks of loom instead of a [`Monitor`](super::Monitor)'s. A wait has no time-out there, so a thread that is
+    //! never woken is a deadlock, which loom reports.
 
     use super::Shared;
     use loom::sync::{Condvar, Mutex};

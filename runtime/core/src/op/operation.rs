@@ -40,7 +40,7 @@ impl<'a> Side<'a> for Vec<Buffer<'a>> {
     }
 }
 
-/// A field of [`Op`] that can be copied with other buffers in place of those that it holds.
+/// A field of [`Op`] that can be copied with other buffers instead of those that it holds.
 trait OpField<'a> {
     type Over<'b>;
 

@@ -13,7 +13,7 @@ pub struct Reduction {
     pub op: ReduceOp,
     /// The number by which this rank's input is multiplied before it is summed; used only by `PremulSum`.
     pub factor: f64,
-    /// The memory that has the number in place of `factor`, for `PremulSum`.
+    /// The memory that has the number instead of `factor`, for `PremulSum`.
     pub scale: Option<Arc<Buffer<'static>>>,
 }
 

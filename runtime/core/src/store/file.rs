@@ -112,7 +112,7 @@ impl FileStore {
         }
     }
 
-    /// As [`with_log`](Self::with_log), but waits for the lock for this long at most, and returns `None` then.
+    /// Like [`with_log`](Self::with_log), but waits for the lock for this long at most, and returns `None` then.
     fn try_with_log<T>(
         &self,
         access: LockKind,

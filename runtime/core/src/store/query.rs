@@ -66,7 +66,7 @@ impl<T: Send + 'static> StoreQuery<T> {
 
     /// Like [`ask_within`](Self::ask_within), but on the caller's thread if the store [obeys](Store::obeys_limits) the
     /// limit: a thread for each request would take a rank a good part of the time in which it starts. Requests that are
-    /// under way at the limit are given up, where a thread would go on with them.
+    /// under way at the limit are given up, where a thread would continue with them.
     pub fn here(
         store: &Arc<dyn Store>,
         limit: Duration,
@@ -81,7 +81,7 @@ impl<T: Send + 'static> StoreQuery<T> {
         (!answer.as_ref().is_err_and(is_late)).then_some(answer)
     }
 
-    /// Like [`here`](Self::here), for a caller that cannot go on without the reply.
+    /// Like [`here`](Self::here), for a caller that cannot continue without the reply.
     ///
     /// # Errors
     /// Those of the request; `Timeout` if there is no reply within `limit`; `Store` if the store panics on another thread;

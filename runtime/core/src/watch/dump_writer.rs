@@ -157,7 +157,7 @@ impl Dumps {
         Some(UnderWay(self.clone()))
     }
 
-    /// Waits until no dump is under way, for `limit` at most; returns whether none is under way now.
+    /// Waits until no dump is under way, for at most `limit`; returns whether none is under way now.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let under_way = self.under_way();
         let waited = self

@@ -143,7 +143,7 @@ impl WaitCounter {
     pub fn begin_owned(&self) -> OwnedWaiting {
         let waiting = self.0.begin();
         let began = waiting.began;
-        // The wait goes on: it ends with the returned value.
+        // The wait continues: it ends with the returned value.
         std::mem::forget(waiting);
         OwnedWaiting {
             counter: self.clone(),

@@ -338,7 +338,7 @@ impl Rounds {
         }
     }
 
-    /// Starts the helpers. If this fails, the rank goes on without them.
+    /// Starts the helpers. If this fails, the rank continues without them.
     fn start(&self, start: StartHelpers) {
         match start() {
             Ok(started) => {

@@ -27,7 +27,7 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// The group's progress on this rank.
     fn status(&self) -> ProcessGroupStatus;
 
-    /// The state of the communicators of the group's backends, for a dump. Takes a second for each backend at most.
+    /// The state of the communicators of the group's backends, for a dump. Takes at most a second for each backend.
     fn comm_state(&self) -> Vec<CommState>;
 
     /// The group's blocking calls in flight.

@@ -69,7 +69,7 @@ impl<B: BackendSet> WorldBuilder<B> {
     }
 
     /// Says that the process of rank 0 serves the [`store`](Self::store), although the world does not: if the store
-    /// does not answer, errors then name rank 0. This has an effect only if [`Rendezvous::uses_agent_store`] is set;
+    /// does not reply, errors then name rank 0. This has an effect only if [`Rendezvous::uses_agent_store`] is set;
     /// otherwise the store is taken to be at rank 0 anyway.
     #[must_use]
     pub fn store_at_rank_0(mut self) -> Self {
@@ -127,7 +127,7 @@ impl<B: BackendSet> WorldBuilder<B> {
     ///
     /// # Blocking
     /// Until all ranks have arrived, for [`Config::init_timeout`] at most, and for [`Config::status_wait`] more if some
-    /// have not or the store does not answer; then until the backends have connected, for the same time at most.
+    /// have not or the store does not reply; then until the backends have connected, for at most the same time.
     ///
     /// # Errors
     /// `Rendezvous` names the ranks that did not arrive, or says what the ranks disagree on: two ranks with
@@ -427,11 +427,11 @@ impl Meeting {
 /// Holds the rendezvous, and returns the part of the store that this world uses.
 ///
 /// # Blocking
-/// Until the deadline, and for [`Config::status_wait`] after it at most, whether the store answers or not. On the rank
+/// Until the deadline, and for [`Config::status_wait`] after it at most, whether the store replies or not. On the rank
 /// that serves the store then until the others have read why there is no world, as [`Refused::keep_store`].
 ///
 /// # Errors
-/// Those of [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not answer.
+/// Those of [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not reply.
 fn meet(
     meeting: MeetingStore,
     place: &Rendezvous,

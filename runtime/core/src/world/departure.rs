@@ -136,8 +136,8 @@ impl WorldShared {
         })
     }
 
-    /// On the rank that serves the store: waits until the others except `without` have read how the shutdown
-    /// ended, for [`STORE_KEPT`] at most. On any other rank: publishes that this rank has read it.
+    /// On the rank that serves the store: waits until the others except `without` have read how the shutdown ended, for
+    /// at most [`STORE_KEPT`]. On any other rank: publishes that this rank has read it.
     fn keep_store(&self, without: &[Rank]) {
         let key = format!("seen/{}", self.remaining.load(Ordering::Relaxed));
         if !self.place.serves_store() {

@@ -1,4 +1,4 @@
-//! [`World::grow`]: the remaining ranks, and processes that join, make the world anew.
+//! [`World::grow`]: the remaining ranks, and processes that join, recreate the world.
 
 use super::builder::{Meeting, config_at};
 use super::init::open_recorder;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl<B: BackendSet> World<B> {
-    /// Makes this world anew, with `size` ranks: the remaining processes keep their ranks, and processes that join
-    /// ([`Config::joins`], `RCOMM_JOIN=1`) take the other ranks below `size`. So a job goes on with replacements for
+    /// Recreates this world, with `size` ranks: the remaining processes keep their ranks, and processes that join
+    /// ([`Config::joins`], `RCOMM_JOIN=1`) take the other ranks below `size`. So a job continues with replacements for
     /// the ranks that it has lost, or with more ranks than before, without a restart of the remaining processes.
     ///
     /// Every remaining rank calls this with the same list of `lost` ranks
@@ -33,7 +33,7 @@ impl<B: BackendSet> World<B> {
     ///
     /// # Blocking
     /// Until all `size` ranks have come, for [`Config::init_timeout`] at most; then until the backends have connected,
-    /// for the same time at most.
+    /// for at most the same time.
     ///
     /// # Errors
     /// `InvalidArgument` if the caller is in the list, if a listed rank is not in the group, or if `size` leaves no

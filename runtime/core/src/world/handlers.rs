@@ -16,7 +16,7 @@ impl<B> World<B> {
     /// for other ranks, which may be stuck. The clients that may use the endpoint's other routes may call it.
     ///
     /// The name `timeouts` is taken: `POST /handlers/timeouts?ms=30000` sets the time-outs of all groups of this rank.
-    /// A world that is [made anew](World::grow) has no handlers of the program's own.
+    /// A world that is [recreated](World::grow) has no handlers of the program's own.
     ///
     /// # Errors
     /// `Unsupported` if this rank has no endpoint; `InvalidArgument` for a name that is taken, or is not 1 to 64

@@ -151,7 +151,7 @@ pub(crate) struct Refused {
     pub(crate) error: Error,
     /// How many ranks are to read the reason in the store; 0 if it is not there.
     readers: i64,
-    /// For how long the rank that serves the store keeps it for these readers at most.
+    /// The longest time for which the rank that serves the store keeps it for these readers.
     keep: Duration,
 }
 
@@ -162,7 +162,7 @@ impl Refused {
         keep_store(notes, place, self.readers, self.keep);
     }
 
-    /// Whether the store has not answered a request: the error of a wait for other ranks names the absent ones.
+    /// Whether the store has not replied to a request: the error of a wait for other ranks names the absent ones.
     pub(crate) fn is_without_answer(&self) -> bool {
         self.error.kind() == ErrorKind::Timeout && self.error.ranks().is_empty()
     }
@@ -193,7 +193,7 @@ pub(crate) fn name_store_host(error: Error, store: &dyn Store, place: &Rendezvou
     }
 }
 
-/// The error of a rendezvous in which the store has not answered by the deadline, nor within [`Config::status_wait`]
+/// The error of a rendezvous in which the store has not replied by the deadline, nor within [`Config::status_wait`]
 /// after it.
 pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Config) -> Error {
     let which_store = match (store.server(), place.uses_agent_store) {
@@ -215,7 +215,7 @@ pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Confi
 }
 
 /// After a refusal that names no absent ranks, the rank that serves the store keeps it until all ranks have read why:
-/// for this long and until the deadline at most, or for [`Config::status_wait`] if that is longer. So a rank that
+/// for this long and until the deadline at the latest, or for [`Config::status_wait`] if that is longer. So a rank that
 /// starts a little later still finds the store.
 const STORE_KEPT: Duration = Duration::from_secs(10);
 /// How often the rank that serves the store counts the ranks that have read a refusal.
@@ -226,8 +226,8 @@ fn late_rank_time(config: &Config, deadline: Deadline) -> Duration {
     STORE_KEPT.min(deadline.remaining()).max(config.status_wait)
 }
 
-/// On the rank that serves the store: waits until this many ranks have read that the job was refused, for
-/// `limit` at most. Returns at once on any other rank.
+/// On the rank that serves the store: waits until this many ranks have read that the job was refused, for at most
+/// `limit`. Returns at once on any other rank.
 fn keep_store(notes: &dyn Store, place: &Rendezvous, readers: i64, limit: Duration) {
     let until = Instant::now() + limit;
     while place.serves_store()

@@ -18,7 +18,7 @@ impl<B> World<B> {
     /// on.
     ///
     /// # Blocking
-    /// Until rank 0 of each group has called this, for the group's time-out at most; then as
+    /// Until rank 0 of each group has called this, for at most the group's time-out; then as
     /// [`new_group`](Self::new_group).
     ///
     /// # Errors

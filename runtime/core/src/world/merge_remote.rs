@@ -37,12 +37,12 @@ impl<B: BackendSet> World<B> {
     /// them. In it the old groups follow each other by the name of their job, those of one job by their smallest rank;
     /// the members of each keep their order. Old worlds and groups stay open.
     ///
-    /// The merged world is a job of its own, named by the purpose: in records, too. It has this world's options, and the
-    /// time-out of `group`. The store must answer until all members have left the new world. Of several merges for the
-    /// same purpose at one store, the first calls of all groups belong together, then the second, and so on. The store may
-    /// outlive the jobs: a group of a job that has started anew counts from the merges that have ended.
-    /// Once all members have found each other, the last one removes the keys by which they did; the keys of the new world,
-    /// and a few numbers for each purpose and rank, stay below `merge/`.
+    /// The merged world is a job of its own, named by the purpose: in records, too. It has this world's options, and
+    /// the time-out of `group`. The store must answer until all members have left the new world. Of several merges for
+    /// the same purpose at one store, the first calls of all groups belong together, then the second, and so on. The
+    /// store may outlive the jobs: a group of a job that was restarted counts from the merges that have ended. Once all
+    /// members have found each other, the last one removes the keys by which they did; the keys of the new world, and a
+    /// few numbers for each purpose and rank, stay below `merge/`.
     ///
     /// Jobs that do not share one host must reach each other: each rank publishes the address by which it reaches the
     /// store of its own job, or, if that is a loopback address, the host's first other address.
@@ -50,7 +50,7 @@ impl<B: BackendSet> World<B> {
     /// one.
     ///
     /// # Blocking
-    /// Until rank 0 of each group has called this, for the group's time-out at most; then as [`WorldBuilder::init`].
+    /// Until rank 0 of each group has called this, for at most the group's time-out; then as [`WorldBuilder::init`].
     ///
     /// # Errors
     /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than

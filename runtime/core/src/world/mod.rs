@@ -122,7 +122,7 @@ pub(crate) struct WorldShared {
     checks: AtomicBool,
     /// Set before the groups of a world that ends are closed: a group that is made at that time is none of these.
     is_ending: AtomicBool,
-    /// How many rounds to make this world anew have failed.
+    /// How many rounds to recreate this world have failed.
     failed_rounds: AtomicU32,
     /// How many groups were made with each name and list of members.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
@@ -159,7 +159,7 @@ impl<B: BackendSet> World<B> {
     /// prefix pass the store to [`WorldBuilder::store`].
     ///
     /// # Blocking
-    /// For `timeout` at most, but for the system's look-up of a host name. Later calls to the store that do not wait
+    /// For at most `timeout`, but for the system's look-up of a host name. Later calls to the store that do not wait
     /// for other ranks have the same limit.
     ///
     /// # Errors
@@ -298,7 +298,7 @@ impl<B> World<B> {
         self.dump_handle().dump()
     }
 
-    /// A handle that makes dumps of this world without a reference to it. [`grow`](Self::grow) makes the world anew:
+    /// A handle that makes dumps of this world without a reference to it. [`grow`](Self::grow) recreates the world:
     /// afterwards a handle from before has the records from before.
     pub fn dump_handle(&self) -> DumpHandle {
         DumpHandle(self.shared.dumps.clone())
@@ -325,9 +325,9 @@ impl<B> World<B> {
         self.shutdown_within(timeout)
     }
 
-    /// Like [`shutdown`](Self::shutdown), with `timeout` in place of the world's time-out: for programs in
-    /// which not every rank shuts down at the same time. If this rank serves the store, ranks that shut down
-    /// later no longer find it.
+    /// Like [`shutdown`](Self::shutdown), with `timeout` instead of the world's time-out: for programs in which not
+    /// every rank shuts down at the same time. If this rank serves the store, ranks that shut down later no longer find
+    /// it.
     ///
     /// # Errors
     /// Those of [`shutdown`](Self::shutdown).
@@ -341,7 +341,7 @@ impl<B> World<B> {
     ///
     /// # Blocking
     /// Until pending operations have ended; on the rank that serves the store then until all ranks have shut down. Each
-    /// wait is for `timeout` at most, and 10 s longer on the rank that serves the store, until the others have read
+    /// wait is for at most `timeout`, and 10 s longer on the rank that serves the store, until the others have read
     /// that all have left.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The rounds in which a world is made anew with other processes, as the store holds them.
+//! The rounds in which a world is recreated with other processes, as the store holds them.
 //!
 //! | key | holds | writer |
 //! |---|---|---|

@@ -33,7 +33,7 @@ impl StepMeter {
             Stage::NoStep | Stage::Since(..) => recorder.counters().records,
         };
         let (first, before) = match *stage {
-            // A program that begins anew with a smaller number is measured from there.
+            // A program that starts over with a smaller number is measured from there.
             Stage::Since(first, before) if first <= step => (first, before),
             _ => {
                 *stage = Stage::Since(step, records);

@@ -41,7 +41,7 @@ impl CpuGroup {
     /// group and publishes the reason to the others.
     ///
     /// # Blocking
-    /// Like [`explain`](Self::explain), then like [`stop_for`](Self::stop_for) if the group is stopped.
+    /// Same as [`explain`](Self::explain), then like [`stop_for`](Self::stop_for) if the group is stopped.
     pub(crate) fn fail(&self, failure: Failure) -> Error {
         if let Failure::Gone(rank, Some(cause)) = &failure {
             self.mesh.links().note_error(*rank, cause);
@@ -63,8 +63,8 @@ impl CpuGroup {
     /// A thread publishes the reason, and releases the peers once the store has answered, or after [`NOTE_TIME`].
     ///
     /// # Blocking
-    /// Until the peers are released, for [`RELEASE_TIME`] at most: a member that comes once this rank has its
-    /// error must be refused, and a store that does not answer must not keep the error back.
+    /// Until the peers are released, for at most [`RELEASE_TIME`]: a member that comes once this rank has its error
+    /// must be refused, and a store that does not reply must not keep the error back.
     pub(crate) fn stop_for(&self, error: Error) {
         let own_rank = self.mesh.rank();
         if !self.stop.raise(error.clone()) {
@@ -102,7 +102,7 @@ impl CpuGroup {
         }
     }
 
-    /// Waits until the peers have been released: for [`NOTE_TIME`] after the group's failure at most. To the peers, a
+    /// Waits until the peers have been released: for at most [`NOTE_TIME`] after the group's failure. To the peers, a
     /// process that ends before that could look lost.
     pub(crate) fn finish_notice(&self) {
         let mut notice = self.notice.lock().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +129,7 @@ impl CpuGroup {
     /// Returns the error for a failure of an operation. Does not stop the group.
     ///
     /// # Blocking
-    /// Like [`explain_gone`](Self::explain_gone) after `Gone`; for [`GIVEN_UP_TIME`] at most after `GivenUp`, and
+    /// Same as [`explain_gone`](Self::explain_gone) after `Gone`; for [`GIVEN_UP_TIME`] at most after `GivenUp`, and
     /// [`ANSWER_TIME`] more if ranks were absent.
     pub(crate) fn explain(&self, failure: Failure) -> Error {
         match failure {
@@ -185,7 +185,7 @@ impl CpuGroup {
     /// ended the channel, the error names this rank instead.
     ///
     /// # Blocking
-    /// For about [`REASON_TIME`] at most, whether or not the store answers, and [`OTHERS_TIME`] more if the process is
+    /// For at most about [`REASON_TIME`], whether or not the store replies, and [`OTHERS_TIME`] more if the process is
     /// gone.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<io::Error>) -> Error {
         // There is no cause if another operation has read the socket's error before.

@@ -97,7 +97,7 @@ impl CpuGroup {
     /// [`end_collective`](Self::end_collective); 0 in a group that needs no check, since its ranks all share memory.
     ///
     /// # Blocking
-    /// Like [`fail`](Self::fail), after such a member was found.
+    /// Same as [`fail`](Self::fail), after such a member was found.
     #[inline]
     pub(super) fn refuse_late_collective(&self) -> Result<u64> {
         if self.is_in_memory {
@@ -158,7 +158,7 @@ impl CpuGroup {
     /// sends has left. What a member sent before it left cleanly may still be received.
     ///
     /// # Blocking
-    /// Like [`fail`](Self::fail), after such a member was found. While the store is asked, for [`REASON_TIME`] at most,
+    /// Same as [`fail`](Self::fail), after such a member was found. While the store is asked, for at most [`REASON_TIME`],
     /// if a member from which this operation receives has closed its connection.
     #[inline]
     pub(super) fn refuse_late_message(&self, op: &Op<'_>) -> Result<()> {

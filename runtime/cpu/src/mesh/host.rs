@@ -294,7 +294,7 @@ impl Host {
     /// The first of these ranks that have no note.
     ///
     /// # Errors
-    /// That of the first request that the store does not answer.
+    /// That of the first request to which the store does not reply.
     fn ranks_without_notes(&self, ranks: &[Rank], deadline: Deadline) -> Result<Vec<Rank>> {
         let ranks = ranks.to_vec();
         StoreQuery::within(&self.store, deadline.remaining(), move |store| {
@@ -311,7 +311,7 @@ impl Host {
     /// The error of a wait for notes that lasted `waited`. It names the ranks of `absent`, which had no note shortly
     /// before the end of the wait, unless their notes have come since.
     fn not_connected_error(&self, error: Error, mut absent: Vec<Rank>, waited: Duration) -> Error {
-        // If the store does not answer any more, the rank that serves it has given up before this one.
+        // If the store no longer replies, the rank that serves it has given up before this one.
         if error.kind() == ErrorKind::Timeout {
             let ranks = absent.clone();
             let look = move |store: &dyn Store| {

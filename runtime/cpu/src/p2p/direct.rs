@@ -4,7 +4,7 @@
 //! to that peer or waits to be. If the message does not fit completely, [`advance`](P2p::advance) writes the rest. A
 //! receive on a channel through memory takes its message if the message is next and complete, and no earlier receive is
 //! posted. While it looks for its message, the receive is queued like any other, so that other threads do not take that
-//! message. A send or a receive that cannot complete in this way, such as every receive on a socket, goes on as an
+//! message. A send or a receive that cannot complete in this way, such as every receive on a socket, continues as an
 //! ordinary request.
 
 use super::channel::{Incoming, Outgoing, PeerChannel, WaitingReceive};

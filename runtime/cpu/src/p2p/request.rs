@@ -10,7 +10,7 @@ pub(crate) struct Request {
     pub(super) tag: u32,
     pub(super) dtype: DType,
     pub(super) stage: Stage,
-    /// The mismatch that ended this request. The other requests of its operation go on; any other failure ends the
+    /// The mismatch that ended this request. The other requests of its operation continue; any other failure ends the
     /// whole operation instead.
     pub(super) failure: Option<Failure>,
 }

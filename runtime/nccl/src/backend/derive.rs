@@ -30,7 +30,7 @@ impl NewQueue {
     /// Makes the parts for a group that is derived from the one with the state `parent`.
     ///
     /// # Errors
-    /// As [`QueueParts::make`].
+    /// Same as [`QueueParts::make`].
     fn make(parent: &Shared) -> Result<Self> {
         let shared = parent.sibling();
         let parts = QueueParts::make(&shared)?;

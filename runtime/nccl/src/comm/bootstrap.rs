@@ -39,7 +39,7 @@ impl Connecting {
     /// Returns whether the broadcast has ended.
     ///
     /// # Errors
-    /// As [`Comm::is_ready`], once the error is older than [`Comm::GRACE`]; `Backend` if the broadcast failed.
+    /// Same as [`Comm::is_ready`], once the error is older than [`Comm::GRACE`]; `Backend` if the broadcast failed.
     fn is_done(&mut self, shared: &Shared) -> Result<bool> {
         let _entered = shared.device.enter()?;
         if self.end.is_done()? {

@@ -50,7 +50,7 @@ impl WarmUp {
     /// rank has no peers to connect to.
     ///
     /// # Errors
-    /// As [`Comm::check_size`]; `Backend` with the library's message.
+    /// Same as [`Comm::check_size`]; `Backend` with the library's message.
     fn begin(warm_up: Option<Self>, comm: &Comm) -> Result<()> {
         comm.check_size()?;
         match warm_up {

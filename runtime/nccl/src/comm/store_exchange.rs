@@ -103,7 +103,7 @@ impl StoreExchange {
 
     /// Returns the ranks that are known not to have arrived, as text for an error message.
     pub(crate) fn not_arrived(&self) -> String {
-        // If the store does not answer, no rank is known.
+        // If the store does not reply, no rank is known.
         let arrived = self.arrivals().read().unwrap_or_default();
         let absent = (0..).zip(arrived).filter(|(_, has_arrived)| !has_arrived);
         self.name(absent.map(|(at, _)| at).collect())

@@ -11,8 +11,8 @@
 //! gives up. An end is in doubt if the operation may have run for [`LONG`] or longer, if its deadline has passed, or if
 //! another rank has reported that the group failed.
 //!
-//! A rank that has aborted the group itself believes no end, and so needs the note no more. The last rank to abort the
-//! group removes the note. If a rank never aborts the group, since it is gone or has no error, the note stays: that
+//! A rank that has aborted the group itself believes no end, and so no longer needs the note. The last rank to abort
+//! the group removes the note. If a rank never aborts the group, since it is gone or has no error, the note stays: that
 //! rank may still come late to an operation.
 
 use crate::library::foreign_call::ForeignCall;
@@ -150,7 +150,7 @@ impl Doubt {
     }
 
     /// Decides on the end of an operation that the device reports. Returns `Ok` if the end is believed, and the error
-    /// of the operation if not; `None` while the store has not answered. Does not wait.
+    /// of the operation if not; `None` while the store has not replied. Does not wait.
     pub(crate) fn judge(&mut self, notes: &Notes, deadline: Deadline) -> Option<Result<()>> {
         let is_late = deadline.has_passed();
         if self.query.is_none() {

@@ -69,7 +69,7 @@ impl Shared {
     /// Makes the state of a world's factory, from which [`sibling`](Self::sibling) makes the state of each backend.
     ///
     /// # Errors
-    /// As [`NcclFactory::open`](crate::NcclFactory::open).
+    /// Same as [`NcclFactory::open`](crate::NcclFactory::open).
     pub(crate) fn open(world: &WorldContext, options: NcclOptions) -> Result<Self> {
         let device = options.open_device(world.local_rank.unwrap_or(world.rank))?;
         let library = Arc::new(NcclLibrary::load(&options.search())?);
@@ -202,7 +202,7 @@ impl Shared {
     /// Makes a buffer in memory that the library allocates, with all elements zero.
     ///
     /// # Errors
-    /// As [`DeviceBuffer::from_library`].
+    /// Same as [`DeviceBuffer::from_library`].
     pub(crate) fn allocate(
         &self,
         stream: &Arc<CudaStream>,
@@ -216,7 +216,7 @@ impl Shared {
     /// Returns the index of the first NaN of a buffer, if there is one.
     ///
     /// # Errors
-    /// As [`NanFinder::find`].
+    /// Same as [`NanFinder::find`].
     pub(crate) fn find_nan(&self, buffer: &Buffer<'_>) -> Result<Option<u64>> {
         let streams = SearchStreams {
             default: &self.default_stream,

@@ -202,7 +202,7 @@ impl NcclOptions {
     /// Returns the options in [`Config::backend_options`]; without any, those of the process's environment.
     ///
     /// # Errors
-    /// As [`from_lookup`](Self::from_lookup).
+    /// Same as [`from_lookup`](Self::from_lookup).
     pub fn of(config: &Config) -> Result<Self> {
         match config.backend_options.get::<Self>() {
             Some(options) => Ok(options.clone()),

@@ -196,7 +196,7 @@ impl DeviceBuffer {
     /// Allocates memory with undefined contents, for data that are written before they are read.
     ///
     /// # Errors
-    /// As [`zeroed`](Self::zeroed), except that a stream that is being captured is accepted.
+    /// Same as [`zeroed`](Self::zeroed), except that a stream that is being captured is accepted.
     pub(crate) fn uninitialized(
         stream: &Arc<CudaStream>,
         dtype: DType,
@@ -253,7 +253,7 @@ impl DeviceBuffer {
     /// made into a window. The zeros are written on the stream `copies`, whose work waits for no peer.
     ///
     /// # Errors
-    /// As [`zeroed`](Self::zeroed); `Unsupported` if the library is older than 2.19.
+    /// Same as [`zeroed`](Self::zeroed); `Unsupported` if the library is older than 2.19.
     pub(crate) fn from_library(
         library: &Arc<NcclLibrary>,
         (copies, marks): (&CudaStream, &Arc<EventPool>),
@@ -288,7 +288,7 @@ impl DeviceBuffer {
     /// uses them on this stream.
     ///
     /// # Errors
-    /// As [`from_library`](Self::from_library), except that a stream that is being captured is accepted.
+    /// Same as [`from_library`](Self::from_library), except that a stream that is being captured is accepted.
     pub(crate) fn segment_from_library(
         library: &Arc<NcclLibrary>,
         stream: &Arc<CudaStream>,
@@ -313,7 +313,7 @@ impl DeviceBuffer {
     /// Until the copy is done.
     ///
     /// # Errors
-    /// As [`zeroed`](Self::zeroed).
+    /// Same as [`zeroed`](Self::zeroed).
     pub fn copy_of<T: Element>(stream: &Arc<CudaStream>, elements: &[T]) -> Result<Self> {
         let memory = Self::zeroed(stream, T::DTYPE, elements.len())?;
         memory.fill_from(&Buffer::from_slice(elements))?;
@@ -473,7 +473,7 @@ impl DeviceBuffer {
     /// Until the copy is done.
     ///
     /// # Errors
-    /// As [`copy_to`](Self::copy_to); `InvalidArgument` if the elements are not `T`.
+    /// Same as [`copy_to`](Self::copy_to); `InvalidArgument` if the elements are not `T`.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let mut elements = vec![T::default(); self.len];
         self.copy_to(&mut Buffer::from_mut(&mut elements))?;

@@ -110,9 +110,9 @@ impl DmaConnectivity {
     /// a file to load instead of `libnvidia-ml.so.1`.
     ///
     /// # Blocking
-    /// Until NVML has answered, for `timeout` at most: NVML has no deadlines, and where it starts the driver it takes
-    /// seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not return. While
-    /// there is such a thread for a library, further calls for the library wait for its answer and start none.
+    /// Until NVML has answered, for at most `timeout`: NVML has no deadlines, and where it starts the driver it takes
+    /// seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not return.
+    /// While there is such a thread for a library, further calls for the library wait for its answer and start none.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if NVML is not found, lacks a function, or refuses a call: the text has its reason.

@@ -151,7 +151,7 @@ impl<'a> LaunchTarget<'a> {
     /// enqueue.cc:2067).
     ///
     /// # Safety
-    /// As [`launch`](Self::launch); the stream is not being captured, and the communicator blocks
+    /// Same as [`launch`](Self::launch); the stream is not being captured, and the communicator blocks
     /// (`groupLaunchNonBlocking`, group.cc:762, launches the operation).
     ///
     /// # Errors

@@ -160,7 +160,7 @@ impl CommQueue {
     /// Makes a queue and begins to join its communicator.
     ///
     /// # Errors
-    /// As [`Bootstrap::begin`]; `Backend` if the device has no more streams or memory.
+    /// Same as [`Bootstrap::begin`]; `Backend` if the device has no more streams or memory.
     pub(crate) fn begin(shared: &Arc<Shared>, members: BootstrapGroup) -> Result<Arc<Self>> {
         let scope = members.scope;
         let mut bootstrap = Bootstrap::begin(shared, members)?;
@@ -330,8 +330,8 @@ impl CommQueue {
     /// be current, and the graph is that of [`check_capture`](Self::check_capture).
     ///
     /// # Blocking
-    /// Until `deadline` at most: for another thread's call on this queue and, the first time, for the peers to which
-    /// the library connects.
+    /// Until `deadline` at the latest: for another thread's call on this queue and, the first time, for the peers to
+    /// which the library connects.
     pub(crate) fn submit(
         self: &Arc<Self>,
         op: Op<'static>,
@@ -503,7 +503,7 @@ impl CommQueue {
         done
     }
 
-    /// Returns the communicator's facts for a dump. Waits for [`FACTS_TIME`] at most.
+    /// Returns the communicator's facts for a dump. Waits for at most [`FACTS_TIME`].
     pub(crate) fn facts(&self) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = Vec::new();
         let mut fact = |name: &str, value: String| facts.push((name.to_owned(), value));

@@ -113,7 +113,7 @@ pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
 /// Describes an array if rcomm can use it.
 ///
 /// # Errors
-/// As [`read`].
+/// Same as [`read`].
 ///
 /// # Safety
 /// `shape` holds as many extents as there are dimensions, and so does `strides`; either may be NULL.

@@ -23,7 +23,7 @@ pub(crate) struct ArrayWorld {
     current: OfProcess<Mutex<Current>>,
     is_open: AtomicBool,
     place: Rendezvous,
-    /// The number of ranks with which the world was made, or made anew.
+    /// The number of ranks with which the world was made, or recreated.
     size: AtomicU32,
     /// The files of the world as it was first made, which a forked child sees: a thread of the parent may have held the
     /// lock of `current`.
@@ -32,7 +32,7 @@ pub(crate) struct ArrayWorld {
     library_code: Vec<String>,
 }
 
-/// What changes when the world shrinks or is made anew.
+/// What changes when the world shrinks or is recreated.
 struct Current {
     group: SharedGroup,
     shared: Arc<Shared>,
@@ -147,7 +147,7 @@ impl ArrayWorld {
         self.place.rank
     }
 
-    /// The number of ranks with which the world was made, or made anew.
+    /// The number of ranks with which the world was made, or recreated.
     #[getter]
     fn size(&self) -> u32 {
         self.size.load(Ordering::Relaxed)

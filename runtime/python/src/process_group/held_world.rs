@@ -48,7 +48,7 @@ impl HeldWorld {
             .filter(|_| !self.is_abandoned())
             .map(operation);
         if let (Some(world), Some(dumps)) = (world.as_ref(), self.dumps().as_mut()) {
-            // The operation may have made the world anew.
+            // The operation may have recreated the world.
             *dumps = world.dump_handle();
         }
         drop(world);

@@ -220,7 +220,7 @@ impl World {
         Ok(Group::new(detached::shared(group), self.shared.clone()))
     }
 
-    /// Waits for pending operations, for this long at most, and ends the world. Ranks that end later are no error. A
+    /// Waits for pending operations, for at most this long, and ends the world. Ranks that end later are no error. A
     /// rank whose `StoreServer` the others use then waits for them, for as long again at most (after a failure, for the
     /// time in which it waits for their status), and up to 10 s more until they have read that all have ended. Does
     /// nothing the second time, and nothing in a forked child.

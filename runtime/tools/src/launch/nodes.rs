@@ -327,7 +327,7 @@ impl Nodes {
                 .unwrap_or_else(PoisonError::into_inner) = Some(failure);
             // A write to an eventfd fails only when it is full, and then it is readable.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
-            // This launcher's pulse goes on while the ranks end, and so does its watch over the others.
+            // This launcher's pulse continues while the ranks end, and so does its watch over the others.
             while !remote.stop.load(Ordering::Relaxed) && keys.add(&pulse_key(own_id), 1).is_ok() {
                 let mut pulses = pulses.lock().unwrap_or_else(PoisonError::into_inner);
                 for &id in &others {

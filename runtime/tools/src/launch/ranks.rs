@@ -61,7 +61,7 @@ pub(super) struct Ranks {
     /// Whether a signal that asks to stop has come: whatever ended the ranks, they are then not started again.
     must_stop: bool,
     stop_watch: StopWatch,
-    /// The end of the first rank that was ended because it was stopped. The other ranks go on.
+    /// The end of the first rank that was ended because it was stopped. The other ranks continue.
     stopped: Option<Failure>,
     account: Account,
     job: Job,

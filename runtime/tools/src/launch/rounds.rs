@@ -60,7 +60,7 @@ pub(super) struct Rounds {
     restarts: u32,
     /// How the last attempt ended.
     failure: Option<Failure>,
-    /// Whether this launcher has left the job, which goes on without it.
+    /// Whether this launcher has left the job, which continues without it.
     has_left: AtomicBool,
     /// The pulses of the other launchers, as this one last saw them, also while ranks run.
     pulses: Arc<Mutex<Pulses>>,
@@ -140,7 +140,7 @@ impl Rounds {
     }
 
     /// Returns the failure to publish for the other launchers. If it allows no restart, as after a signal, a launcher
-    /// without the store leaves the job, and the others go on.
+    /// without the store leaves the job, and the others continue.
     pub(super) fn as_published(&self, keys: &Keys, failure: &Failure) -> rcomm::Result<Failure> {
         if failure.restart != Restart::Never || self.serves_store {
             return Ok(failure.clone());
@@ -153,7 +153,7 @@ impl Rounds {
         })
     }
 
-    /// Publishes that this launcher leaves the job, which goes on without it.
+    /// Publishes that this launcher leaves the job, which continues without it.
     fn leave(&self, keys: &Keys) -> rcomm::Result<()> {
         self.has_left.store(true, Ordering::Relaxed);
         keys.set(&format!("gone/{}", self.id), b"1")
@@ -175,7 +175,7 @@ impl Rounds {
     /// Waits for the next round that this launcher is in, or for the end of the job.
     ///
     /// # Blocking
-    /// A launcher that was in the last round waits for its time-outs at most. A launcher that the job has no place for
+    /// A launcher that was in the last round waits for at most its time-outs. A launcher that the job has no place for
     /// waits until the job has one or ends. A signal ends the wait.
     pub(super) fn next(
         &mut self,
@@ -402,7 +402,7 @@ impl Rounds {
     }
 
     /// Ends the job on this launcher. The launcher with the store publishes how the job ended, and waits until the
-    /// others know it, for [`LEAVE_TIME`] at most.
+    /// others know it, for at most [`LEAVE_TIME`].
     pub(super) fn finish(
         &mut self,
         keys: &Keys,

@@ -12,9 +12,9 @@ use std::os::unix::net::UnixStream;
 pub(super) struct Signals(Vec<(i32, UnixStream)>);
 
 impl Signals {
-    /// Catches SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 in place of their usual effects, for the rest of the
-    /// process's life. If this process was started so that it ignores SIGHUP, as by `nohup`, it goes on to ignore it, and
-    /// so do the ranks.
+    /// Catches SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 instead of their usual effects, for the rest of the
+    /// process's life. If this process was started so that it ignores SIGHUP, as by `nohup`, it continues to ignore it,
+    /// and so do the ranks.
     pub(super) fn catch() -> io::Result<Self> {
         let catch = |signal| {
             let (read, write) = UnixStream::pair()?;

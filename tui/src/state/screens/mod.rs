@@ -136,7 +136,7 @@ impl ViewModel<'_> {
         }
     }
 
-    /// Text shown in place of a table that has no rows.
+    /// Text shown instead of a table that has no rows.
     fn none_left(&self, noun: &str) -> String {
         match (self.filter.is_empty(), self.problems_only) {
             (true, true) => format!("no {noun} with a problem; [z] shows all"),

@@ -295,8 +295,7 @@ pub(super) fn verdict(report: &Report) -> (&'static str, Tone) {
     }
 }
 
-/// The finding that the first line shows; `None` if there is none. The end of a job is shown in place of warnings about
-/// its run.
+/// The finding that the first line shows; `None` if there is none. The end of a job replaces warnings about its run.
 fn head_finding<'a>(model: &ViewModel<'a>) -> Option<&'a Finding> {
     let report = &model.snapshot.report;
     let shown = report.end.is_none() || report.lead().is_some();
@@ -489,8 +488,8 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     Some(line)
 }
 
-/// Whether the strip shows hosts in place of ranks: if there are several hosts and more than 256 ranks, so that a
-/// cell for each rank would take too many rows.
+/// Whether the strip shows hosts instead of ranks: if there are several hosts and more than 256 ranks, so that a cell
+/// for each rank would take too many rows.
 fn by_host(model: &ViewModel<'_>) -> bool {
     let hosts = &model.index.hosts;
     hosts.len() > 1 && model.snapshot.ranks.len() > 256

@@ -225,7 +225,7 @@ fn prove(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     }
 }
 
-/// Sets a key; the store does not answer.
+/// Sets a key; the store does not reply.
 fn set(stream: &mut impl Write, key: &str, value: &[u8]) -> io::Result<()> {
     let mut request = vec![SET];
     put_key(&mut request, key);

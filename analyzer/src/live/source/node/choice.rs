@@ -17,7 +17,7 @@ struct Shown {
     chosen: bool,
     /// Whether a process of the job was seen alive since it was first shown.
     was_alive: bool,
-    /// The job whose processes are shown in place of rings; `None` while rings are shown.
+    /// The job whose processes are shown instead of rings; `None` while rings are shown.
     processes: Option<ProcessJob>,
 }
 
@@ -72,13 +72,13 @@ impl JobChoice {
         shown.was_alive
     }
 
-    /// The job whose processes are shown in place of rings; `None` while rings are shown.
+    /// The job whose processes are shown instead of rings; `None` while rings are shown.
     pub(super) fn shown_processes(&self) -> Option<ProcessJob> {
         let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shown.processes.clone()
     }
 
-    /// Sets the job whose processes are shown in place of rings; `None` if rings are shown.
+    /// Sets the job whose processes are shown instead of rings; `None` if rings are shown.
     pub(super) fn show_processes(&self, job: Option<ProcessJob>) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shown.processes = job;

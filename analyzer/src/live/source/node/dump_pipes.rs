@@ -2,7 +2,7 @@
 //!
 //! With `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` in the environment, and a buffer for the record, each rank reads the pipe
 //! `<value><rank>.pipe` once a second, and writes its dump if anything came. Nothing in the rank is stopped, and the
-//! job goes on. The dump is the file that PyTorch would write at a time-out; it may replace an older one.
+//! job continues. The dump is the file that PyTorch would write at a time-out; it may replace an older one.
 
 use crate::live::source::{DumpAnswers, DumpRequests, JobChoice, RankProcess, SourceError};
 use rcomm_recorder::model::Rank;
@@ -198,7 +198,7 @@ fn version(metadata: &Metadata) -> Version {
 pub struct PipeDumps(JobChoice);
 
 impl PipeDumps {
-    /// Requests dumps from the job whose processes a view with this choice shows in place of rings.
+    /// Requests dumps from the job whose processes a view with this choice shows instead of rings.
     pub fn new(choice: JobChoice) -> Self {
         Self(choice)
     }

@@ -82,7 +82,7 @@ impl RankProcess {
         found
     }
 
-    /// The processes without rings of the job that a view shows in place of rings; empty while it shows rings.
+    /// The processes without rings of the job that a view shows instead of rings; empty while it shows rings.
     pub(super) fn shown(choice: &JobChoice) -> Vec<Self> {
         let Some(shown) = choice.shown_processes() else {
             return Vec::new();
@@ -352,7 +352,7 @@ impl Source for ProcessSource {
 pub struct ProcessStacks(JobChoice);
 
 impl ProcessStacks {
-    /// Takes the stacks of the job whose processes a view with this choice shows in place of rings.
+    /// Takes the stacks of the job whose processes a view with this choice shows instead of rings.
     pub fn new(choice: JobChoice) -> Self {
         Self(choice)
     }

@@ -176,7 +176,7 @@ pub(super) fn read_mappings(pid: u32) -> (Program, Option<PathBuf>) {
 }
 
 /// The path of a ring, from a line of a process's mappings. A process maps its ring before the ring has its name, and
-/// the kernel goes on showing the first name, which is then a deleted one.
+/// the kernel continues showing the first name, which is then a deleted one.
 fn mapped_ring(line: &str) -> Option<&Path> {
     let path = line.get(line.find('/')?..)?;
     let path = Path::new(path.strip_suffix(" (deleted)").unwrap_or(path));

@@ -2,7 +2,7 @@
 //!
 //! Gloo's own recorder records only that an operation is over, whether it completed or timed out. An operation that is
 //! over counts as completed unless the records together show that it cannot have:
-//! - a member never issued it, and no other went on for several rounds since,
+//! - a member never issued it, and no other continued for several rounds since,
 //! - members issued calls that do not fit, or
 //! - others wait for a rank whose newest operation it is, and it is the newest of all members or one of them has not
 //!   issued it.
@@ -81,7 +81,7 @@ impl Aligned<'_> {
         }
     }
 
-    /// Whether the members' records were taken one after the other while the job ran: a member went on for several
+    /// Whether the members' records were taken one after the other while the job ran: a member continued for several
     /// rounds since an operation that the last one lacks, or the members ahead of the last one are at different
     /// operations. Members that wait for one rank stop at the same operation, or one apart if the first time-out ended
     /// a member sooner. `behind`: the newest number that every member has issued.

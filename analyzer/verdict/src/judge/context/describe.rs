@@ -167,7 +167,7 @@ impl Context<'_> {
         format!("{call} on group {}", self.group_name(group))
     }
 
-    /// As [`Context::describe_op`], without the group.
+    /// Like [`Context::describe_op`], without the group.
     pub(crate) fn describe_call(&self, record: RecordIx, op: &Op) -> String {
         let lane = &self.aligned.lanes[record][usize::from(op.group)];
         let name = self.aligned.shared.calls.get(op.call).op_name();

@@ -113,7 +113,7 @@ impl Context<'_> {
 
     /// A part of a sentence, like `, and 63 of 64 ranks wait in all`; empty if no more ranks wait for `targets` than
     /// the `counted` ones that the sentence has already. If further ranks wait for another reason, the text ends with
-    /// `because of it` or `because of them` in place of `in all`.
+    /// `because of it` or `because of them` instead of `in all`.
     pub(crate) fn waiting_in_all(&self, targets: &[Node], counted: usize) -> String {
         let waiting = self.graph.waiting_for(targets, &self.reversed);
         let waiting = waiting

@@ -20,13 +20,13 @@ const DEVICE_STRETCH_NS: i64 = 20_000_000;
 const STRETCHES: i64 = 256;
 /// The test accuses a rank in at most this share of the jobs that have no late rank.
 pub(crate) const ERROR_RATE: f64 = 1e-4;
-/// The share in place of [`ERROR_RATE`] for a rank that was late in the previous snapshot: it may be accused sooner.
+/// The share instead of [`ERROR_RATE`] for a rank that was late in the previous snapshot: it may be accused sooner.
 const REPEATED_RATE: f64 = 1e-2;
 /// The stretches that lost most, and together hold this share of the loss, decide.
 const DECIDES: f64 = 0.8;
 /// Late ranks cost most in at least this share of the deciding stretches.
 const LATE_SHARE: f64 = 0.6;
-/// The share in place of [`LATE_SHARE`] if one of the late ranks was late in the previous snapshot.
+/// The share instead of [`LATE_SHARE`] if one of the late ranks was late in the previous snapshot.
 const REPEATED_SHARE: f64 = 0.4;
 /// The cheapest of the late ranks costs at least this many times what the most expensive of the others costs.
 const STANDS_OUT: f64 = 2.0;

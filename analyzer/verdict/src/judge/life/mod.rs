@@ -507,8 +507,8 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     ranks
 }
 
-/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort, and did not go on. Its end is then a
-/// consequence.
+/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort, and did not continue. Its end is then
+/// a consequence.
 fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
     let mut records = aligned.records_of(rank);
     records.any(|record| {

@@ -1,5 +1,5 @@
 //! Finds collectives that hang by the status of their group, and that the rings have dropped: a program that does not
-//! wait for a collective goes on, and later operations overwrite the entry.
+//! wait for a collective continues, and later operations overwrite the entry.
 //!
 //! PyTorch's NCCL recorder writes the number of the newest operation that each group issued and completed. A dump shows
 //! these also where the ring no longer holds the operation itself.

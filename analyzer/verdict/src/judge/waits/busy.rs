@@ -1,6 +1,6 @@
-//! Finds ranks of which one thread has stopped while another goes on.
+//! Finds ranks of which one thread has stopped while another continues.
 //!
-//! The thread that goes on is nearly always inside some operation. In the graph, such an operation seems to keep its
+//! The thread that continues is nearly always inside some operation. In the graph, such an operation seems to keep its
 //! rank from what the others wait for, although it has only just begun: the root of the waits is then an operation that
 //! all members have issued, or a cycle, and not the rank that others wait for.
 
@@ -15,7 +15,7 @@ use crate::judge::waits::wait_root::WaitRoot;
 /// An operation that is younger than this share of a wait did not cause that wait.
 const SHARE: f64 = 0.25;
 
-/// A thread goes on if it has completed at least this many operations that it issued since others began to wait.
+/// A thread continues if it has completed at least this many operations that it issued since others began to wait.
 const GOES_ON: usize = 3;
 
 /// The roots of the graph. A full place or a cycle with busy ranks ([`is_busy`]) is replaced by these ranks.
@@ -43,7 +43,7 @@ pub(crate) fn find(ctx: &Context<'_>) -> Vec<WaitRoot> {
 }
 
 /// Whether others wait for this rank in a collective, and its operations in `places` did not cause that wait: another
-/// thread issued them, which has gone on meanwhile, and they are much younger.
+/// thread issued them, which has continued meanwhile, and they are much younger.
 fn is_busy(ctx: &Context<'_>, node: Node, places: &[usize]) -> bool {
     let now_ns = ctx
         .as_of_ns()

@@ -2,7 +2,7 @@
 //!
 //! A rank that others wait for may be missed at several places: its tensor-parallel peer waits in an all_reduce, the
 //! next stage in a receive, all others at the end of the step. The rank left the order of the program at only one of
-//! these places. The ranks that went on show which place comes first; if they do not, the earliest wait counts.
+//! these places. The ranks that continued show which place comes first; if they do not, the earliest wait counts.
 
 use crate::align::event::{self, ProgramEvent};
 use crate::align::p2p::peer_of;

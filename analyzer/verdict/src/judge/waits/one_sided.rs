@@ -13,7 +13,7 @@ use rcomm_recorder::model::EntryState;
 impl WaitGraph {
     /// Enters the waits in accesses to windows. As with messages, three kinds of accesses are no waits: those that a
     /// process left open when it ended in order, those that it issued shortly before its end, if it ended first, and
-    /// those that failed before the rank went on.
+    /// those that failed before the rank continued.
     pub(super) fn enter_one_sided(&mut self, aligned: &Aligned<'_>, policy: &Policy, life: &Life) {
         // Without a place, no wait is judged.
         if self.places.is_empty() {

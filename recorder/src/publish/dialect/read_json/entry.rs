@@ -100,7 +100,7 @@ impl FieldSeed<'_> {
                 Some(())
             }
             Field::Unknown => Some(()),
-            // `null` in place of the list means that it was not recorded; any other scalar is invalid.
+            // `null` instead of the list means that it was not recorded; any other scalar is invalid.
             Field::InputSplits | Field::OutputSplits | Field::Frames => {
                 (value == Scalar::None).then_some(())
             }

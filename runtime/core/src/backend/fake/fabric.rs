@@ -29,7 +29,7 @@ pub enum FakeFaultKind {
     Stall,
     /// The rank's operation succeeds at once, and the other ranks wait for the rank.
     Skip,
-    /// The other ranks see a barrier in place of the operation that was issued.
+    /// The other ranks see a barrier instead of the operation that was issued.
     Lie,
 }
 

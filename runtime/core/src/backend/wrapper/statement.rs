@@ -17,7 +17,7 @@ const SITE_LEN: usize = 128;
 const SITE: usize = STATEMENT_LEN - SITE_LEN;
 /// The most ranks that an error names; it counts the rest.
 pub(super) const MAX_NAMED: usize = 8;
-/// Stands in place of the number of the NaN's input if there is no NaN.
+/// Replaces the number of the NaN's input if there is no NaN.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective, as text that is equal on ranks that agree.
@@ -28,7 +28,7 @@ pub(super) struct Statement {
     /// The position of the first NaN in this rank's inputs: the number of the input, and of the element.
     nan: Option<(u32, u64)>,
     text: String,
-    /// Where the program issued the collective, as `train.py:88`; empty if that is not known. Ranks may differ.
+    /// Where the program issued the collective, as `train.py:88`; empty if unknown. Ranks may differ.
     pub(super) site: String,
 }
 

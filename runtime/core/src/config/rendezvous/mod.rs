@@ -79,7 +79,7 @@ pub struct Rendezvous {
     /// The job's name, equal on all ranks. If no launcher names it, it is `master_addr` and `master_port`.
     pub job: String,
     /// The number of the attempt, from 0: how often the launcher has restarted the job, or a later number if the ranks
-    /// have made the world anew ([`World::grow`](crate::World::grow)).
+    /// have recreated the world ([`World::grow`](crate::World::grow)).
     pub attempt: u32,
     /// Whether the launcher's agent serves the store. If not, rank 0 does.
     pub uses_agent_store: bool,

@@ -21,9 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// feedback and warm start. Matrices are computed in `f32`. The hook keeps one `f32` for each element of a bucket that
 /// is compressed, and the two factors.
 ///
-/// A hook belongs to one reducer. The [`Averaging`] of a bucket runs the operation on Q when the reducer calls it at the
-/// end of the step. After [`Reducer::regroup`](super::super::Reducer::regroup) the hook begins anew, and what was lost
-/// so far is not sent.
+/// A hook belongs to one reducer. The [`Averaging`] of a bucket runs the operation on Q when the reducer calls it at
+/// the end of the step. After [`Reducer::regroup`](super::super::Reducer::regroup) the hook starts over, and what was
+/// lost so far is not sent.
 pub struct BatchedPowerSgdHook {
     /// The rank of the matrices, not of the process.
     rank: usize,
@@ -91,7 +91,7 @@ impl<T: Gradient> CommHook<T> for BatchedPowerSgdHook {
     }
 
     fn allows_rebuild(&self) -> bool {
-        // Buckets are formed anew after the first step: nothing is kept by bucket then.
+        // Buckets are rebuilt after the first step: nothing is kept by bucket then.
         self.plain_steps > 0
     }
 

@@ -30,8 +30,8 @@ const MIN_GAIN: usize = 2;
 /// `f32` for each element of a compressed parameter, and its two factors.
 ///
 /// A hook belongs to one reducer. The [`Averaging`] of a bucket issues the operation on Q, and waits for it, when the
-/// reducer calls it at the end of the step. After [`Reducer::regroup`](super::Reducer::regroup) steps are counted anew,
-/// and Q begins anew; what was lost is kept.
+/// reducer calls it at the end of the step. After [`Reducer::regroup`](super::Reducer::regroup) steps are counted from
+/// 0, and Q starts over; what was lost is kept.
 pub struct PowerSgdHook {
     /// The rank of the matrices, not of the process.
     rank: usize,
@@ -92,7 +92,8 @@ fn check_rank(rank: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether two factors of this rank are small enough in place of `len` elements. Without elements there is no matrix.
+/// Whether two factors of this rank are so much smaller than `len` elements that sending them is worth it. Without
+/// elements there is no matrix.
 fn is_worth_it(rows: usize, columns: usize, rank: usize, len: usize) -> bool {
     let sent = (rows + columns).saturating_mul(rank);
     len > 0 && sent.saturating_mul(MIN_GAIN) <= len

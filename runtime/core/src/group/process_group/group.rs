@@ -321,8 +321,8 @@ impl Group {
     /// usable is recorded if it is a failure; any other is reported to the watchdog, which aborts the group.
     ///
     /// # Blocking
-    /// After an error that is reported: until the watchdog has made the dump, read the other ranks' status
-    /// and aborted the group, for `cleanup_time` at most.
+    /// After an error that is reported: until the watchdog has made the dump, read the other ranks' status and aborted
+    /// the group, for at most `cleanup_time`.
     pub(crate) fn settle_error(&self, op_info: &OpInfo, error: Error) -> Error {
         if error.is_recoverable() {
             self.record_failure(Some(op_info), &error);

@@ -55,7 +55,7 @@ use std::time::Duration;
 ///   are closed. This takes as long as two requests to the store, for which the rank that gives up waits 0.4 s at most.
 /// - A rank that was stopped and continues learns of the member that gave up from their connection, or from the store;
 ///   from the store alone only if its collective has lasted a second, or past its own deadline. It may be `Ok` if it
-///   has no connection with that member and continues earlier, or if the store does not answer.
+///   has no connection with that member and continues earlier, or if the store does not reply.
 ///
 /// In each of these cases the group has failed, and the next collective of the rank that is `Ok` fails.
 ///
@@ -65,11 +65,11 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct ProcessGroup {
     pub(crate) group: Arc<Group>,
-    /// The time-out of this handle's calls, in place of the group's.
+    /// The time-out of this handle's calls, instead of the group's.
     timeout: Option<Duration>,
     /// Hints passed to the backend with this handle's calls.
     hints: Hints,
-    /// Call site recorded for this handle's calls, in place of the caller's line in Rust.
+    /// Call site recorded for this handle's calls, instead of the caller's line in Rust.
     site: Option<CallSite>,
 }
 
@@ -181,8 +181,8 @@ impl ProcessGroup {
         }
     }
 
-    /// The same group, with hints to the backend for calls through the returned handle, in place of those with which
-    /// the group was made: `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. See [`Hints`] for their effects.
+    /// The same group, with hints to the backend for calls through the returned handle, instead of those with which the
+    /// group was made: `group.hinted(Hints::NONE.wait(WaitHint::Long)).barrier()`. See [`Hints`] for their effects.
     #[must_use]
     pub fn hinted(&self, hints: Hints) -> Self {
         Self {

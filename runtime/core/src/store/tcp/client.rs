@@ -510,7 +510,7 @@ impl Connection {
         if left.is_zero() {
             return Err(Broken::Late);
         }
-        // One poll waits for an hour at most: the caller polls again until a later deadline.
+        // One poll waits for at most an hour: the caller polls again until a later deadline.
         let limit = Timespec::try_from(left.min(Duration::from_secs(3600)));
         let limit = limit.map_err(|_| Broken::Late)?;
         match poll(&mut [PollFd::new(&self.socket, event)], Some(&limit)) {

@@ -190,7 +190,7 @@ impl TcpStore {
         self.try_call_within(self.timeout, exchange)
     }
 
-    /// Works like [`try_call`](Self::try_call), with this time-out in place of the store's own.
+    /// Works like [`try_call`](Self::try_call), with this time-out instead of the store's own.
     pub(super) fn try_call_within<T>(
         &self,
         timeout: Duration,

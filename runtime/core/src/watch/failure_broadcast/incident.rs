@@ -46,7 +46,7 @@ pub(super) struct IncidentProgress {
 }
 
 impl IncidentProgress {
-    /// Whether the store has not answered the alarm, so far or in time.
+    /// Whether the store has not replied to the alarm, so far or in time.
     pub(super) fn awaits_store(&self) -> bool {
         !self.raise_ended || self.raise_unanswered
     }
@@ -138,7 +138,7 @@ impl Incident {
         self.changed.notify_all();
     }
 
-    /// Waits until `until` holds, for `timeout` at most; returns the progress in either case.
+    /// Waits until `until` holds, for at most `timeout`; returns the progress in either case.
     pub(super) fn wait(
         &self,
         timeout: Duration,

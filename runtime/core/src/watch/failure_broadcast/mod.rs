@@ -169,8 +169,8 @@ impl FailureBroadcast {
         stays_stopped
     }
 
-    /// Whether an alarm need not wait longer for the store's reply, after it has waited for `waited`: the store has been
-    /// silent before, and goes on to be.
+    /// Whether an alarm need not wait longer for the store's reply, after it has waited for `waited`: the store has
+    /// been silent before, and continues to be.
     fn store_stays_silent(&self, waited: Duration) -> bool {
         waited >= STORE_LAST_WAIT && self.silent_time() >= STORE_SILENT
     }
@@ -178,9 +178,9 @@ impl FailureBroadcast {
     /// Raises the alarm and sets PyTorch's flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
-    /// For a second at most, and not beyond `until`: a store that does not answer must not keep this rank
-    /// from its dump. Not longer than until a signal has been seen to stop the process that serves the store for
-    /// [`STOPPED_TIME`]: it cannot answer. For [`STORE_LAST_WAIT`] if the store has been silent for [`STORE_SILENT`].
+    /// For at most a second, and not beyond `until`: a store that does not reply must not keep this rank from its dump.
+    /// Not longer than until a signal has been seen to stop the process that serves the store for [`STOPPED_TIME`]: it
+    /// cannot answer. For [`STORE_LAST_WAIT`] if the store has been silent for [`STORE_SILENT`].
     pub(crate) fn raise(&self, incident: &Arc<Incident>, until: Instant) {
         let mut incidents = self
             .incidents
@@ -256,7 +256,7 @@ impl FailureBroadcast {
     /// Waits until this rank's dumps are written, before the process ends.
     ///
     /// # Blocking
-    /// For [`FINISH_TIME`] at most: a disk that does not respond must not keep the process from its end.
+    /// For at most [`FINISH_TIME`]: a disk that does not respond must not keep the process from its end.
     pub(crate) fn finish_dumps(&self) {
         if !self.parts.dumps.wait(FINISH_TIME) {
             tracing::warn!("a dump is not written yet, and may be missing");

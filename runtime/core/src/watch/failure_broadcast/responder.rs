@@ -58,7 +58,7 @@ impl ResponderThread {
     /// [`STOP_WAIT`], it is not joined; it ends when the store replies or the request times out.
     ///
     /// # Blocking
-    /// For [`STOP_WAIT`] at most, and while a dump is being written, for ten seconds more.
+    /// For at most [`STOP_WAIT`], and while a dump is being written, for ten seconds more.
     pub(crate) fn stop(&mut self) {
         self.broadcast.stopped.store(true, Ordering::Release);
         self.broadcast.wake();
@@ -167,7 +167,7 @@ impl Responder {
         format!("rcomm/alarm/{}", self.broadcast.parts.attempt)
     }
 
-    /// Calls the roll. If the store does not answer, the next poll reports it.
+    /// Calls the roll. If the store does not reply, the next poll reports it.
     fn call_roll(&mut self) {
         let broadcast = &self.broadcast;
         broadcast.store_asked();

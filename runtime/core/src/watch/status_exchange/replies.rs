@@ -22,7 +22,7 @@ pub(crate) struct StatusReplies {
 }
 
 impl StatusReplies {
-    /// The ranks that a time-out should name in place of `waited_for`; `None` if these replies do not change that.
+    /// The ranks that a time-out should name instead of `waited_for`; `None` if these replies do not change that.
     pub(crate) fn cause_of_wait(&self, waited_for: &[Rank]) -> Option<CauseOfWait<'_>> {
         if !self.last_in_chain.is_empty() {
             return Some(CauseOfWait {

@@ -249,7 +249,7 @@ impl Mesh {
         lock(&self.failure).clone()
     }
 
-    /// Forgets the failure, when a group is made: a program that makes a group after a failure goes on.
+    /// Forgets the failure, when a group is made: a program that makes a group after a failure continues.
     pub(crate) fn forget_failure(&self) {
         lock(&self.failure).take();
     }

@@ -62,7 +62,7 @@ impl RasSource {
             reason,
         };
         let mut stream = open(&self.address, deadline).map_err(failed)?;
-        // The service waits this many seconds for a process before it reports the process as missing, in place of five.
+        // The service waits this many seconds for a process before it reports the process as missing, instead of five.
         // A server that does not know the command waits five.
         ask(&mut stream, "TIMEOUT 1").map_err(failed)?;
         let reply = ask(&mut stream, "SET FORMAT json").map_err(failed)?;

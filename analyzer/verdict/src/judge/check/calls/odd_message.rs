@@ -3,7 +3,7 @@
 //! show the deviation: the ranks with the same part in groups of the same family.
 //!
 //! The records of the two ends are not enough: each end waits for the other, and later messages of the two, of other
-//! sizes, are matched in place of the one left out. So this check runs before those that compare the ends.
+//! sizes, are matched instead of the one left out. So this check runs before those that compare the ends.
 
 use super::p2p_size_mismatch::both_ends;
 use crate::align::p2p::Half;

@@ -1,8 +1,8 @@
 //! Failures inside an exchange of which a record lacks the sizes of pairs.
 //!
-//! A member that names other sizes than its peers expect may complete its part and go on, while the operation of a peer
-//! that receives too much fails; gloo ends the whole process of such a peer. Where a record lacks the sizes of pairs,
-//! the rank that failed may be such a peer.
+//! A member that names other sizes than its peers expect may complete its part and continue, while the operation of a
+//! peer that receives too much fails; gloo ends the whole process of such a peer. Where a record lacks the sizes of
+//! pairs, the rank that failed may be such a peer.
 
 use crate::align::pending::on_device;
 use crate::align::{GroupIx, event};

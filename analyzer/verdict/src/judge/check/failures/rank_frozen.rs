@@ -3,7 +3,7 @@
 //! A stopped process issues nothing, and in an operation it holds up all members. If the system of this host reports
 //! that a process is stopped, that alone is no proof, since a tracer stops a process for moments only. It is proof once
 //! the watchdog of the process has made no round for a second, or if its rounds are unknown. If the process cannot be
-//! seen, a watchdog that stopped long ago is evidence, if all others whose rounds are known go on.
+//! seen, a watchdog that stopped long ago is evidence, if all others whose rounds are known continue.
 
 use crate::align::RecordIx;
 use crate::align::record::Stop;

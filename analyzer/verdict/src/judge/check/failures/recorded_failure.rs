@@ -112,7 +112,7 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
 /// asked for.
 fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut found: Vec<Recorded<'a>> = Vec::new();
-    // While the job goes on in other groups, no rank waits because of the failure.
+    // While the job continues in other groups, no rank waits because of the failure.
     let overdue_ns = i64::try_from(ctx.policy.overdue.as_nanos()).unwrap_or(i64::MAX);
     let now = ctx.life.end.is_none().then(|| ctx.as_of_ns()).flatten();
     let now = now.filter(|_| ctx.policy.snapshot);

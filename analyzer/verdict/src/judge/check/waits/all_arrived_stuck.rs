@@ -93,7 +93,7 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     })
 }
 
-/// The ranks among these whose records were taken too early: they may have gone on since.
+/// The ranks among these whose records were taken too early: they may have continued since.
 fn outdated(ctx: &Context<'_>, ranks: Vec<Rank>) -> Vec<Rank> {
     let is_outdated =
         |record: RecordIx| ctx.aligned.lacks_newest(record) == Some(UnknownReason::Outdated);

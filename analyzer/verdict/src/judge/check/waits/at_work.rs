@@ -17,7 +17,7 @@ const MAY_COME: f64 = 0.6;
 /// longer holds.
 const MAY_HARDLY_COME: f64 = 0.75;
 
-/// The highest confidence if they paused for about as long before while others waited for them, and then went on.
+/// The highest confidence if they paused for about as long before while others waited for them, and then continued.
 const PAUSED_BEFORE: f64 = 0.5;
 
 /// Work of a program between two operations takes longer than this only rarely.

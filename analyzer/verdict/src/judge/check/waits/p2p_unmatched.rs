@@ -401,7 +401,7 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
         })
 }
 
-/// The highest confidence of a finding on a message after whose call its rank went on.
+/// The highest confidence of a finding on a message after whose call its rank continued.
 const NOT_WAITED_FOR: f64 = 0.6;
 
 /// Whether the thread that issued this message has completed an operation that it issued later, on a backend whose

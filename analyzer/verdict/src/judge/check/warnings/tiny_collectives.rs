@@ -98,7 +98,7 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
     })
 }
 
-/// What one operation in place of this row would save, ms. The shortest operation of the row did not wait for a late
+/// What one operation instead of this row would save, ms. The shortest operation of the row did not wait for a late
 /// rank, so its duration is the latency of each. `None` if a duration was not measured.
 fn saved_in(row: &[Op]) -> Option<f64> {
     let shortest = row.iter().map(|op| op.duration_ms).reduce(f32::min)?;

@@ -127,7 +127,7 @@ impl EventLoop {
         }
     }
 
-    /// Waits for events, until the first deadline at most; returns how many there are.
+    /// Waits for events, until the first deadline at the latest; returns how many there are.
     fn wait(&mut self, events: &mut [epoll::Event; 256]) -> rustix::io::Result<usize> {
         const NOW: Timespec = Timespec {
             tv_sec: 0,

@@ -7,7 +7,7 @@ use std::time::Duration;
 ///
 /// # Errors
 ///
-/// The text for the user if this is no duration: what was expected.
+/// The text for the user if this is not a duration: what was expected.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| NO_DURATION.to_owned())
 }

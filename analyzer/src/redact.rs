@@ -1,7 +1,7 @@
 //! [`Redactor`]: pseudonyms in place of paths, hosts and frames, so that a report or an archive can be shown to others.
 //!
 //! A redactor always gives a name the same pseudonym, so that a report can still be understood: what was on one host,
-//! in one file or at one line still is. Pseudonyms are keyed hashes; the key is random and is stored nowhere, so a
+//! in one file or at one line, still is. Pseudonyms are keyed hashes; the key is random and is stored nowhere, so a
 //! reader cannot find a name by trying names. Names of groups, operations, jobs and phases, ranks, times and sizes
 //! stay, and so do the frames of packages and of the standard libraries, which everyone has.
 

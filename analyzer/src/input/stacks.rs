@@ -213,7 +213,7 @@ fn read_frame(line: &str) -> Option<Frame> {
 ///
 /// Puts the stacks of the ranks at fault before the other frames of each finding: Python frames have `now` in
 /// [`FrameRef::when`], native ones `native`. If a finding then has a stack of every rank at fault, its next step is to
-/// read them instead of to take them.
+/// read them, not to take them.
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     report.now = places(stacks);
     for finding in &mut report.findings {

@@ -280,7 +280,7 @@ fn judge_repeatedly(
 /// as long as the processor time.
 const TIME_PER_COST: u32 = 50;
 
-/// A judgment that is needed begins at the latest this long after the last one began, or as soon as that one is over.
+/// A judgment that is needed begins at most this long after the last one began, or as soon as that one is over.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// The shortest pause between two rounds of the judge if no poll arrives.

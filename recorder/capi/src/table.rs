@@ -117,7 +117,7 @@ pub unsafe extern "C" fn rcomm_recorder_open(
         let created = FlightRecorder::create(&config).map_err(|error| error.to_string())?;
         remove_jobs_beside(created.storage(), &KeptJobs::default());
         let created = ForkGuarded::new(created).map_err(|error| error.to_string())?;
-        // SAFETY: `recorder` is not NULL (checked above), so the caller lets this function write one
+        // SAFETY: `recorder` is not NULL (checked above), so the caller guarantees that this function may write one
         // pointer there.
         unsafe { recorder.write(Box::into_raw(Box::new(Handle(created)))) };
         Ok(())

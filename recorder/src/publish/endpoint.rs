@@ -272,7 +272,7 @@ impl Endpoint {
     /// Sets the function that writes this rank's dump on `POST /dump`. It returns the dump's location, or why there
     /// is no dump.
     ///
-    /// The function runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does.
+    /// The function runs on a separate thread, like that of [`find_peers`](Self::find_peers).
     pub fn write_dumps(
         &self,
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
@@ -287,7 +287,7 @@ impl Endpoint {
         *waits = Arc::new(list);
     }
 
-    /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. The
+    /// Adds a handler of the program, which answers `POST /handlers/NAME`, or replaces the handler of this name. The
     /// handler gets the pairs of the request's query, and returns a text, or why it failed.
     ///
     /// The handler runs on a separate thread, as the function of [`find_peers`](Self::find_peers) does; at most two

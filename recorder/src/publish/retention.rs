@@ -49,7 +49,7 @@ struct DeadJob {
 }
 
 impl KeptJobs {
-    /// Whether these jobs would exceed the limits if all were dead. No ring is opened to tell.
+    /// Whether these jobs would exceed the limits if all were dead. Opens no ring: the sizes of the files suffice.
     fn may_be_exceeded(&self, jobs: &BTreeMap<String, Vec<(RingName, PathBuf)>>) -> bool {
         let files = jobs.values().flatten();
         let bytes =
@@ -71,8 +71,9 @@ impl KeptJobs {
         self.apply_beside(directory, None, None)
     }
 
-    /// Like [`apply`](Self::apply); the job whose directory has the name `own` lives. Reads and removes no further ring
-    /// once `until` has passed: the jobs that were not looked at by then could only make more of the others go.
+    /// Like [`apply`](Self::apply); the job whose directory has the name `own` lives. Reads and removes no further
+    /// rings once `until` has passed. A job that was not read by then is not counted: that can only leave more of the
+    /// others in place.
     fn apply_beside(
         &self,
         directory: &Path,

@@ -43,10 +43,10 @@ pub(super) const RULES: Rules = Rules {
     overdrawn: Duration::from_millis(50),
 };
 
-/// Who asks, as far as the system tells.
+/// The client, as far as the system identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Client {
-    /// The process at the other end of a unix socket; `None` if the system does not tell.
+    /// The process at the other end of a unix socket; `None` if the system does not report it.
     Process(Option<i32>),
     /// The host at the other end of a TCP connection.
     Host(IpAddr),
@@ -121,13 +121,13 @@ impl Visitor {
     /// Notes that a request is admitted, and waits for its turn. `false` if that takes too long.
     pub(super) async fn admit(&self) -> bool {
         self.place.admit();
-        // Who is not admitted neither waits nor makes others wait.
+        // A client that is not admitted neither waits nor makes others wait.
         self.is_admitted.store(true, Ordering::Relaxed);
         self.share.turn(self.client).await
     }
 
-    /// Runs `work`, which may block, on another thread, and counts the processor time of that thread as this client's
-    /// answer's, also if the work panics or the client is gone meanwhile.
+    /// Runs `work`, which may block, on another thread. Counts that thread's processor time toward this client's
+    /// answer, even if `work` panics or the client is gone.
     ///
     /// # Errors
     /// If it panics.
@@ -180,7 +180,7 @@ impl Drop for Meter {
     }
 }
 
-/// What was saved up or overdrawn, and who has asked.
+/// The balance of processor time, and the clients that have asked.
 #[derive(Debug)]
 struct Ledger {
     rules: Rules,

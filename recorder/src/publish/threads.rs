@@ -1,9 +1,9 @@
 //! What the threads of this process wait in, seen by the process itself: `GET /threads` of an endpoint.
 //!
 //! No thread is stopped, traced or sent a signal: a signal ends some system calls with `EINTR` whatever its flags
-//! (`poll`, `nanosleep` and others, signal(7)), also in code that does not expect it. The system says of each thread
-//! whether it sleeps, in which call, and where its stack is; the stack and the code are read through `/proc/self/mem`,
-//! which fails where memory has gone, instead of ending the process.
+//! (`poll`, `nanosleep` and others, signal(7)), also in code that does not expect it. For each thread, the system
+//! reports whether it sleeps, in which call, and where its stack is. The stack and the code are read through
+//! `/proc/self/mem`: where memory is unmapped, such a read fails, while a direct access would end the process.
 //!
 //! On the stack every word is taken for a caller that points behind a call instruction of a mapped file. So the callers
 //! are all there as far as the stack is read, innermost first, with others between them that are left over from calls
@@ -83,7 +83,7 @@ pub fn own_threads() -> io::Result<Vec<OwnThread>> {
 
 /// Looks at one thread.
 fn one_thread(tid: u32, code: &Code, memory: &File) -> OwnThread {
-    // A thread that has ended meanwhile has no files: it is shown with its number alone.
+    // A thread that has ended since then has no files: only its number is shown.
     let read = |file: &str| {
         let text = fs::read_to_string(format!("/proc/self/task/{tid}/{file}"));
         text.unwrap_or_default().trim().to_owned()

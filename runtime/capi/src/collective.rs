@@ -89,7 +89,7 @@ pub unsafe extern "C" fn rcomm_barrier(group: *const Group, work: *mut *mut Work
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { issue(group, Op::Barrier, work) }
     })
 }

@@ -93,7 +93,7 @@ pub unsafe extern "C" fn rcomm_group_comm_memory(
             releasable: found.releasable,
             is_released: i32::from(found.is_released),
         };
-        // SAFETY: `memory` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `memory` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(memory, value) }
     })
 }
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn rcomm_pool_new(world: *const World, pool: *mut *mut Poo
         let world = unsafe { borrow(world, "the world")? };
         let options = NcclOptions::of(world.core().config())?;
         let made = MemoryPool::new(&options, &device_of(world)?)?;
-        // SAFETY: `pool` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `pool` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(pool, Pool(made)) }
     })
 }
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn rcomm_pool_allocate(
         }
         let at = pool.0.allocate(bytes)?;
         let at = std::ptr::without_provenance_mut(at as usize);
-        // SAFETY: `address` is not NULL, so the caller lets one value be written there.
+        // SAFETY: `address` is not NULL, so the caller guarantees that one value may be written there.
         unsafe { put(address, at) }
     })
 }
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn rcomm_pool_segments(pool: *const Pool, json: *mut *mut 
         let pool = unsafe { borrow(pool, "the pool")? };
         let segments = pool.0.segments().into_iter();
         let segments = segments.map(|(at, bytes)| json!({"address": at, "bytes": bytes}));
-        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `json` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { give_json(json, &segments.collect()) }
     })
 }
@@ -230,9 +230,9 @@ pub unsafe extern "C" fn rcomm_pool_install(
             return Err(refused("the pointer for a function is NULL"));
         }
         let functions = pool.0.install()?;
-        // SAFETY: `allocate` is not NULL, so the caller lets one value be written there.
+        // SAFETY: `allocate` is not NULL, so the caller guarantees that one value may be written there.
         unsafe { put(allocate, Some(functions.allocate))? };
-        // SAFETY: `release` is not NULL, so the caller lets one value be written there.
+        // SAFETY: `release` is not NULL, so the caller guarantees that one value may be written there.
         unsafe { put(release, Some(functions.free)) }
     })
 }

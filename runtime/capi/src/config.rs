@@ -52,7 +52,7 @@ impl Configuration {
 /// `config` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_config_new(config: *mut *mut Configuration) -> i32 {
-    // SAFETY: `config` is NULL, which is refused, or the caller lets a handle be written there.
+    // SAFETY: `config` is NULL, which is refused, or the caller guarantees that a handle may be written there.
     call(|| unsafe { give(config, Configuration::default()) })
 }
 
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rcomm_init_with(
         if let Some(store) = store {
             builder = builder.store(store);
         }
-        // SAFETY: `world` is not NULL, so the caller lets a handle be written there.
+        // SAFETY: `world` is not NULL, so the caller guarantees that a handle may be written there.
         unsafe { give(world, World::new(builder.init()?)) }
     })
 }

@@ -139,7 +139,7 @@ pub unsafe extern "C" fn rcomm_wait_begin(
         // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
         let name = unsafe { text(name, "the name")? };
         let waiting = world.core().wait_counter(name)?.begin_owned();
-        // SAFETY: `wait` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `wait` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(wait, Wait { waiting }) }
     })
 }
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn rcomm_debug_level(world: *const World, level: *mut i32)
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
         let is_detail = world.core().debug_level() == DebugLevel::Detail;
-        // SAFETY: `level` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `level` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(level, i32::from(is_detail)) }
     })
 }

@@ -47,7 +47,7 @@ pub unsafe extern "C" fn rcomm_stream_new(
             _ => Priority::High,
         };
         let made = CudaStream::new(&device, priority)?;
-        // SAFETY: `stream` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `stream` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(stream, Stream(made)) }
     })
 }
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn rcomm_stream_default(
     call(|| {
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let device = device_of(unsafe { borrow(world, "the world")? })?;
-        // SAFETY: `stream` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `stream` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(stream, Stream(CudaStream::default_of(&device))) }
     })
 }
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn rcomm_stream_borrow(
         let device = device_of(unsafe { borrow(world, "the world")? })?;
         // SAFETY: the caller keeps the stream alive as long as it is used.
         let made = unsafe { CudaStream::borrow(&device, raw, Arc::new(()))? };
-        // SAFETY: `stream` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `stream` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(stream, Stream(made)) }
     })
 }
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn rcomm_stream_raw(stream: *const Stream, raw: *mut *mut 
     call(|| {
         // SAFETY: the caller keeps the handle `stream` alive during the call.
         let stream = unsafe { borrow(stream, "the stream")? };
-        // SAFETY: `raw` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `raw` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(raw, stream.0.as_raw()) }
     })
 }
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn rcomm_stream_device(stream: *const Stream, ordinal: *mu
     call(|| {
         // SAFETY: the caller keeps the handle `stream` alive during the call.
         let stream = unsafe { borrow(stream, "the stream")? };
-        // SAFETY: `ordinal` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `ordinal` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(ordinal, stream.0.device().ordinal().into()) }
     })
 }
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn rcomm_device_new(
         // SAFETY: the caller keeps the handle `stream` alive during the call.
         let stream = unsafe { borrow(stream, "the stream")? };
         let made = DeviceBuffer::zeroed(&stream.0, dtype_of(dtype)?, count)?;
-        // SAFETY: `memory` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `memory` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(memory, DeviceMemory(made)) }
     })
 }
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn rcomm_device_address(
         // SAFETY: the caller keeps the handle `memory` alive during the call.
         let memory = unsafe { borrow(memory, "the memory")? };
         let at = std::ptr::without_provenance_mut(memory.0.address() as usize);
-        // SAFETY: `address` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `address` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(address, at) }
     })
 }
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn rcomm_group_on_stream(
         // SAFETY: the caller keeps the handle `stream` alive during the call.
         let stream = unsafe { borrow(stream, "the stream")? };
         let owner = group.owner.on(Some(stream.0.clone()));
-        // SAFETY: `handle` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `handle` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(handle, Group::keeping(group.core.clone(), owner)) }
     })
 }
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn rcomm_dma_connectivity(timeout_ms: u64, json: *mut *mut
     call(|| {
         let found = DmaConnectivity::nvlink(None, Duration::from_millis(timeout_ms))?;
         let value = json!({"bus_ids": found.bus_ids, "links": found.links});
-        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `json` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { give_json(json, &value) }
     })
 }

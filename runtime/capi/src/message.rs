@@ -100,12 +100,12 @@ pub unsafe extern "C" fn rcomm_recv_any(
         let peer = None;
         let op = Op::Recv { buffer, peer, tag };
         if !work.is_null() || group.is_coalescing() {
-            // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+            // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
             return unsafe { issue(group, op, work) };
         }
         let done = group.core.execute(op)?;
         match done.source {
-            // SAFETY: `source` is not NULL, so the caller lets one rank be written there.
+            // SAFETY: `source` is not NULL, so the caller guarantees that one rank may be written there.
             Some(rank) if !source.is_null() => unsafe { put(source, rank) },
             _ => Ok(()),
         }
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn rcomm_batch_isend_irecv(
             Ok(Op::Send { buffer, peer, tag })
         });
         let op = Op::Coalesced(ops.collect::<Result<_>>()?);
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { issue(group, op, work) }
     })
 }

@@ -32,7 +32,7 @@ pub(crate) unsafe fn give_json(out: *mut *mut c_char, value: &Value) -> Result<(
     }
     // JSON escapes zero bytes, so the text contains none.
     let json = CString::new(value.to_string()).map_err(|error| refused(error.to_string()))?;
-    // SAFETY: `out` is not NULL (checked above), so the caller lets one address be written there.
+    // SAFETY: `out` is not NULL (checked above), so the caller guarantees that one address may be written there.
     unsafe { put(out, json.into_raw()) }
 }
 
@@ -57,9 +57,9 @@ unsafe fn exchange<T: Send + 'static>(
             ));
         }
         let under_way = start(group)?;
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         match unsafe { start_with_value(group, under_way, work, read)? } {
-            // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be
+            // SAFETY: `out` is NULL, which is refused, or the caller guarantees that the address of a text may be
             // written there.
             Some(value) => unsafe { give_json(out, &value) },
             None => Ok(()),
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn rcomm_send_object(
         let group = unsafe { &borrow(group, "the group")?.core };
         // SAFETY: `json` is NULL, or ends with a zero byte and stays unchanged during the call.
         let value = unsafe { value_of(json)? };
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { start_or_wait(group, group.send_object_async(&value, peer, tag)?, work) }
     })
 }
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn rcomm_work_text(work: *const WorkHandle, out: *mut *mut
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let value: Value = (work.take()).ok_or_else(|| refused(nothing_to_take("value")))?;
-        // SAFETY: `out` is NULL, which is refused, or the caller lets the address of a text be written
+        // SAFETY: `out` is NULL, which is refused, or the caller guarantees that the address of a text may be written
         // there.
         unsafe { give_json(out, &value) }
     })

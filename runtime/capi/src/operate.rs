@@ -34,7 +34,7 @@ pub(crate) unsafe fn operate(
             owner: &group.owner,
             dtype,
         })?;
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { issue(group, op, work) }
     })
 }

@@ -54,7 +54,7 @@ unsafe fn sum<T: Element>(
     let input = SparseTensor::new(part.shape, part.sparse_dims, indices, values)?;
     let under_way = group.all_reduce_sparse_async(input, ReduceOp::Sum)?;
     let made = |sum: SparseTensor<T>| Sparse::of(&sum);
-    // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+    // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
     unsafe { start_with_value(group, under_way, work, made) }
 }
 
@@ -129,9 +129,9 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
             DType::F8E5M2 => sum::<F8E5M2>,
             other => return Err(refused(format!("there are no sparse tensors of {other}"))),
         };
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         match unsafe { sum_of_type(group, part, work)? } {
-            // SAFETY: `out` is NULL, which is refused, or the caller lets a handle be written there.
+            // SAFETY: `out` is NULL, which is refused, or the caller guarantees that a handle may be written there.
             Some(result) => unsafe { give(out, result) },
             None => Ok(()),
         }
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn rcomm_work_sparse(work: *const WorkHandle, out: *mut *m
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let sum: Sparse = (work.take()).ok_or_else(|| refused(nothing_to_take("sparse sum")))?;
-        // SAFETY: `out` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `out` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(out, sum) }
     })
 }
@@ -170,15 +170,15 @@ pub unsafe extern "C" fn rcomm_sparse_get(
         // SAFETY: the caller keeps the handle `sparse` alive during the call.
         let sparse = unsafe { borrow(sparse, "the sparse tensor")? };
         if !nnz.is_null() {
-            // SAFETY: `nnz` is not NULL, so the caller lets one value be written there.
+            // SAFETY: `nnz` is not NULL, so the caller guarantees that one value may be written there.
             unsafe { put(nnz, sparse.nnz)? };
         }
         if !indices.is_null() {
-            // SAFETY: `indices` is not NULL, so the caller lets one address be written there.
+            // SAFETY: `indices` is not NULL, so the caller guarantees that one address may be written there.
             unsafe { put(indices, sparse.indices.as_ptr())? };
         }
         if !values.is_null() {
-            // SAFETY: `values` is not NULL, so the caller lets one address be written there.
+            // SAFETY: `values` is not NULL, so the caller guarantees that one address may be written there.
             unsafe { put(values, sparse.values.as_ptr().cast())? };
         }
         Ok(())

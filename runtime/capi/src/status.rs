@@ -91,7 +91,7 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
     if out.is_null() {
         return Err(refused("the pointer for the result is NULL"));
     }
-    // SAFETY: not NULL (checked above), so the caller lets one `T` be written there.
+    // SAFETY: not NULL (checked above), so the caller guarantees that one `T` may be written there.
     unsafe { out.write(value) };
     Ok(())
 }
@@ -104,7 +104,7 @@ pub(crate) unsafe fn give<T: Send + Sync>(out: *mut *mut T, value: T) -> Result<
     if out.is_null() {
         return Err(refused("the pointer for the handle is NULL"));
     }
-    // SAFETY: not NULL (checked above), so the caller lets one address be written there.
+    // SAFETY: not NULL (checked above), so the caller guarantees that one address may be written there.
     unsafe { put(out, Box::into_raw(Box::new(value))) }
 }
 

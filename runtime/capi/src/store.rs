@@ -95,7 +95,7 @@ pub unsafe extern "C" fn rcomm_value_set(
     length: usize,
 ) -> i32 {
     call(|| {
-        // SAFETY: who calls the function keeps the value alive until that returns.
+        // SAFETY: the caller of the function keeps the value alive until the function returns.
         let value = unsafe { borrow(value, "the value")? };
         if length > MAX_VALUE_BYTES {
             return Err(refused(format!(

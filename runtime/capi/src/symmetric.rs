@@ -24,7 +24,7 @@ pub unsafe extern "C" fn rcomm_symmetric_new(
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.core };
         let made = group.symmetric_memory(bytes)?;
-        // SAFETY: `memory` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `memory` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(memory, Symmetric(made)) }
     })
 }
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn rcomm_symmetric_buffer(
     call(|| {
         // SAFETY: the caller keeps the handle `memory` alive during the call.
         let memory = unsafe { borrow(memory, "the memory")? };
-        // SAFETY: both are NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: both are NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { give_range(&memory.0.buffer(peer)?, start, bytes) }
     })
 }
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn rcomm_symmetric_signal_pad(
     call(|| {
         // SAFETY: the caller keeps the handle `memory` alive during the call.
         let memory = unsafe { borrow(memory, "the memory")? };
-        // SAFETY: both are NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: both are NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { give_range(&memory.0.signal_pad(peer)?, start, bytes) }
     })
 }
@@ -171,8 +171,8 @@ unsafe fn give_range(
     start: *mut *mut c_void,
     bytes: *mut usize,
 ) -> Result<()> {
-    // SAFETY: `start` is NULL, which is refused, or the caller lets one value be written there.
+    // SAFETY: `start` is NULL, which is refused, or the caller guarantees that one value may be written there.
     unsafe { put(start, memory.as_ptr().cast())? };
-    // SAFETY: `bytes` is NULL, which is refused, or the caller lets one value be written there.
+    // SAFETY: `bytes` is NULL, which is refused, or the caller guarantees that one value may be written there.
     unsafe { put(bytes, memory.len()) }
 }

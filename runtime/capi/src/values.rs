@@ -43,7 +43,7 @@ pub unsafe extern "C" fn rcomm_store_collectives_new(
         // A launcher's store outlives an attempt, and has the keys of its last calls.
         let prefix = format!("rcomm/{}/values", world.place().attempt);
         let store = Arc::new(PrefixStore::new(prefix, world.store().clone()));
-        // SAFETY: `made` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `made` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give_collectives(store, name, group.rank(), group.size(), made) }
     })
 }
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn rcomm_store_collectives_with(
         let name = unsafe { text(name, "the name")? };
         let store = config.store();
         let store = store.ok_or_else(|| refused("the configuration has no store of the caller"))?;
-        // SAFETY: `made` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `made` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give_collectives(store, name, rank, size, made) }
     })
 }
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn rcomm_store_all_sum(
         check_place(sum)?;
         let limit = Duration::from_millis(timeout_ms);
         let total = collectives.core.all_sum(number, limit)?;
-        // SAFETY: `sum` is not NULL, so the caller lets one value be written there.
+        // SAFETY: `sum` is not NULL, so the caller guarantees that one value may be written there.
         unsafe { put(sum, total) }
     })
 }
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn rcomm_store_all_gather(
         check_place(values)?;
         let limit = Duration::from_millis(timeout_ms);
         let all = collectives.core.all_gather(value, limit)?;
-        // SAFETY: `values` is not NULL, so the caller lets a handle be written there.
+        // SAFETY: `values` is not NULL, so the caller guarantees that a handle may be written there.
         unsafe { give(values, Values(all)) }
     })
 }
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn rcomm_store_broadcast(
         check_place(values)?;
         let limit = Duration::from_millis(timeout_ms);
         let value = collectives.core.broadcast(value, root, limit)?;
-        // SAFETY: `values` is not NULL, so the caller lets a handle be written there.
+        // SAFETY: `values` is not NULL, so the caller guarantees that a handle may be written there.
         unsafe { give(values, Values(vec![value])) }
     })
 }
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn rcomm_store_gather(
         check_place(values)?;
         let limit = Duration::from_millis(timeout_ms);
         match collectives.core.gather(value, root, limit)? {
-            // SAFETY: `values` is not NULL, so the caller lets a handle be written there.
+            // SAFETY: `values` is not NULL, so the caller guarantees that a handle may be written there.
             Some(all) => unsafe { give(values, Values(all)) },
             // SAFETY: as above.
             None => unsafe { put(values, std::ptr::null_mut()) },
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn rcomm_store_scatter(
         } else {
             collectives.core.scatter(None, root, limit)?
         };
-        // SAFETY: `values` is not NULL, so the caller lets a handle be written there.
+        // SAFETY: `values` is not NULL, so the caller guarantees that a handle may be written there.
         unsafe { give(values, Values(vec![value])) }
     })
 }
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn rcomm_values_count(values: *const Values, count: *mut u
     call(|| {
         // SAFETY: the caller keeps the handle `values` alive during the call.
         let values = unsafe { borrow(values, "the values")? };
-        // SAFETY: `count` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `count` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(count, values.0.len()) }
     })
 }
@@ -285,9 +285,9 @@ pub unsafe extern "C" fn rcomm_values_get(
                 "there is no value {number}: the number of values is {count}"
             ))
         })?;
-        // SAFETY: `bytes` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `bytes` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(bytes, value.as_ptr())? };
-        // SAFETY: `length` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `length` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(length, value.len()) }
     })
 }
@@ -314,7 +314,7 @@ unsafe fn give_collectives(
     made: *mut *mut ValueCollectives,
 ) -> Result<()> {
     let core = StoreCollectives::new(store, name, rank, size)?;
-    // SAFETY: `made` is NULL, which is refused, or the caller lets a handle be written there.
+    // SAFETY: `made` is NULL, which is refused, or the caller guarantees that a handle may be written there.
     unsafe { give(made, ValueCollectives { core, rank }) }
 }
 

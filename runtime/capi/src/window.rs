@@ -52,9 +52,9 @@ unsafe fn open(
             owner,
             mapped: Mutex::default(),
         };
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         match unsafe { start_with_value(group, under_way, work, make)? } {
-            // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
+            // SAFETY: `window` is NULL, which is refused, or the caller guarantees that a handle may be written there.
             Some(made) => unsafe { give(window, made) },
             None => Ok(()),
         }
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn rcomm_work_window(
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
         let made: Window = (work.take()).ok_or_else(|| refused(nothing_to_take("window")))?;
-        // SAFETY: `window` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `window` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(window, made) }
     })
 }
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rcomm_window_count(
     call(|| {
         // SAFETY: the caller keeps the handle `window` alive during the call.
         let window = unsafe { borrow(window, "the window")? };
-        // SAFETY: `count` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `count` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(count, window.window.len_of(peer)) }
     })
 }
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn rcomm_window_put(
             return window.put_buffer(peer, offset, &from);
         }
         let under_way = window.put_buffer_async(peer, offset, from)?;
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { start_or_wait(group, under_way, work) }
     })
 }
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn rcomm_window_get(
             return window.get_buffer(peer, offset, &mut into);
         }
         let under_way = window.get_buffer_async(peer, offset, into)?;
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { start_or_wait(group, under_way, work) }
     })
 }
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn rcomm_window_signal(
             return window.signal(peer);
         }
         let under_way = window.signal_async(peer)?;
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { start_or_wait(group, under_way, work) }
     })
 }
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
             return window.wait_signal(peer);
         }
         let under_way = window.wait_signal_async(peer)?;
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { start_or_wait(group, under_way, work) }
     })
 }
@@ -292,9 +292,9 @@ pub unsafe extern "C" fn rcomm_window_map(
         let Some((_, memory)) = entry else {
             return Ok(());
         };
-        // SAFETY: `start` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `start` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(start, memory.as_ptr().cast())? };
-        // SAFETY: `bytes` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `bytes` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(bytes, memory.len()) }
     })
 }

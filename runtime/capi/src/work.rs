@@ -230,7 +230,7 @@ pub(crate) unsafe fn issue(
     let Some(op) = group.keep_in_block(op, !work.is_null())? else {
         return Ok(());
     };
-    // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+    // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
     unsafe { run_or_start(&group.core, op, work) }
 }
 
@@ -247,7 +247,7 @@ pub(crate) unsafe fn run_or_start(
         return group.execute(op).map(drop);
     }
     let under_way = Box::new(group.execute_async(op)?);
-    // SAFETY: `work` is not NULL (checked above), so the caller lets a handle be written there.
+    // SAFETY: `work` is not NULL (checked above), so the caller guarantees that a handle may be written there.
     unsafe { write_handle(group, under_way, work) }
 }
 
@@ -264,7 +264,7 @@ pub(crate) unsafe fn start_or_wait<T: Send + 'static>(
         return work.wait().map(drop);
     }
     let make = Mutex::new(|_| None::<Nothing>);
-    // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
+    // SAFETY: `handle` is not NULL (checked above), so the caller guarantees that a handle may be written there.
     unsafe { write_handle(group, Box::new(Holding { work, make }), handle) }
 }
 
@@ -282,7 +282,7 @@ pub(crate) unsafe fn start_with_value<T: Send + 'static, M: Made>(
         return work.wait().map(|value| Some(make(value)));
     }
     let make = Mutex::new(|value| Some(make(value)));
-    // SAFETY: `handle` is not NULL (checked above), so the caller lets a handle be written there.
+    // SAFETY: `handle` is not NULL (checked above), so the caller guarantees that a handle may be written there.
     unsafe { write_handle(group, Box::new(Holding { work, make }), handle) }?;
     Ok(None)
 }
@@ -300,7 +300,7 @@ unsafe fn write_handle(
         state: RwLock::new(State::UnderWay(under_way)),
         group: group.clone(),
     };
-    // SAFETY: the caller lets a handle be written to `work`.
+    // SAFETY: the caller guarantees that a handle may be written to `work`.
     unsafe { give(work, handle) }
 }
 
@@ -338,7 +338,7 @@ pub unsafe extern "C" fn rcomm_work_test(
         let work = unsafe { borrow(work, "the work")? };
         let result = work.wait(Duration::from_millis(timeout_ms));
         let has_ended = *result.as_ref().unwrap_or(&true);
-        // SAFETY: `ended` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `ended` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(ended, i32::from(has_ended))? };
         result.map(drop)
     })
@@ -357,7 +357,7 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
         let work = unsafe { borrow(work, "the work")? };
         let state = work.state.read().unwrap_or_else(PoisonError::into_inner);
         let is_released = matches!(&*state, State::Ended(ending) if ending.released);
-        // SAFETY: `released` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `released` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(released, i32::from(is_released)) }
     })
 }
@@ -426,7 +426,7 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
         };
         let message = "this work has no sender: it is not a receive from any rank, it has failed, or it has not ended";
         let sender = sender.ok_or_else(|| refused(message))?;
-        // SAFETY: `source` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `source` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(source, sender) }
     })
 }

@@ -56,7 +56,7 @@ impl World {
 pub unsafe extern "C" fn rcomm_init(world: *mut *mut World) -> i32 {
     call(|| {
         let made = rcomm::World::init(Config::from_environment()?)?;
-        // SAFETY: `world` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `world` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(world, World::new(made)) }
     })
 }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn rcomm_init_at(
             config.timeout = Duration::from_millis(timeout_ms);
         }
         let made = rcomm::World::init(config)?;
-        // SAFETY: `world` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `world` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(world, World::new(made)) }
     })
 }
@@ -106,11 +106,11 @@ pub unsafe extern "C" fn rcomm_world_place(
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
         if !rank.is_null() {
-            // SAFETY: `rank` is not NULL, so the caller lets this function write to it.
+            // SAFETY: `rank` is not NULL, so the caller guarantees that this function may write to it.
             unsafe { rank.write(world.core().rank()) };
         }
         if !size.is_null() {
-            // SAFETY: `size` is not NULL, so the caller lets this function write to it.
+            // SAFETY: `size` is not NULL, so the caller guarantees that this function may write to it.
             unsafe { size.write(world.core().size()) };
         }
         Ok(())
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut
     call(|| {
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
-        // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `group` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(group, Group::new(world.core().group().clone())) }
     })
 }
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn rcomm_new_group(
         let made = world
             .core()
             .new_group(ranks, &GroupOptions::named(purpose))?;
-        // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `group` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(group, Group::new(made)) }
     })
 }
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn rcomm_dump(world: *const World, path: *mut *mut c_char)
         let written = world.dumps().dump()?;
         match path.is_null() {
             true => Ok(()),
-            // SAFETY: `path` is not NULL, so the caller lets one address be written there.
+            // SAFETY: `path` is not NULL, so the caller guarantees that one address may be written there.
             false => unsafe { give_text(path, written) },
         }
     })
@@ -314,7 +314,7 @@ pub unsafe extern "C" fn rcomm_waits(world: *const World, json: *mut *mut c_char
         let world = unsafe { borrow(world, "the world")? };
         let waits = serde_json::to_vec(&world.core().waits());
         let waits = waits.map_err(|error| refused(error.to_string()))?;
-        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `json` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { give_text(json, waits) }
     })
 }
@@ -328,7 +328,7 @@ unsafe fn give_text(out: *mut *mut c_char, text: impl Into<Vec<u8>>) -> rcomm::R
         return Err(refused("the pointer for the text is NULL"));
     }
     let text = CString::new(text).map_err(|error| refused(error.to_string()))?;
-    // SAFETY: `out` is not NULL (checked above), so the caller lets one address be written there.
+    // SAFETY: `out` is not NULL (checked above), so the caller guarantees that one address may be written there.
     unsafe { put(out, text.into_raw()) }
 }
 

@@ -69,7 +69,7 @@ impl MaskPlace {
             // The events are determined under the lock, so that of two threads the last one sets the newest events.
             let events = events();
             // SAFETY: not null (checked). A context has not ended, so the mask is valid for atomic access by the
-            // contract of `begins`, and the lock is held, so that the last context does not end meanwhile.
+            // contract of `begins`; and the lock is held, so the last context does not end during the access.
             unsafe { AtomicI32::from_ptr(place.mask) }.store(events as c_int, Relaxed);
         }
     }

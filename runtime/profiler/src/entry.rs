@@ -15,7 +15,7 @@ use rcomm_recorder::record::KernelPlan;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// Answers the start of a communicator. `has_calls` tells whether this version of NCCL reports calls.
+/// Answers the start of a communicator. `has_calls` states whether this version of NCCL reports calls.
 ///
 /// # Safety
 /// `context` and `mask` are each null or valid for writes, `mask` until all communicators of the process have ended: it

@@ -316,7 +316,7 @@ impl Process {
         }
     }
 
-    /// Handles the beginning of a network transfer. `has_progress` tells whether NCCL reports its progress without
+    /// Handles the beginning of a network transfer. `has_progress` states whether NCCL reports its progress without
     /// being asked for steps, as version 3 does.
     #[inline(always)]
     pub(crate) fn transfer_starts(

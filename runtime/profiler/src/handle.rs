@@ -33,8 +33,8 @@ pub(crate) enum Kind {
     Kernel = 4,
     /// A network transfer.
     Transfer = 5,
-    /// A step of a network transfer; the slot is that of the transfer, and the channel the lower bits of the step's
-    /// number.
+    /// A step of a network transfer: the slot is that of the transfer, and the channel holds the lower bits of the
+    /// step's number.
     Step = 6,
     /// The outermost group call; the generation is its number among those of its thread.
     Group = 7,

@@ -28,8 +28,8 @@ pub(crate) fn process() -> Option<&'static Process> {
     (!FORKED.load(Ordering::Relaxed)).then_some(process)
 }
 
-/// The plug-in's state, which the first call creates. No lock is held meanwhile: a thread that calls at the same time
-/// waits for at most [`PATIENCE`], and a child that `fork` makes at that time gets `None`.
+/// The plug-in's state, which the first call creates. No lock is held during this time: a thread that calls at the same
+/// time waits for at most [`PATIENCE`], and a child that `fork` makes at that time gets `None`.
 pub(crate) fn opened(
     first: Option<CommunicatorIdentity>,
     has_calls: bool,
@@ -53,8 +53,9 @@ pub(crate) fn opened(
     process()
 }
 
-/// Removes the rings of dead jobs beyond the default limits, on a thread of its own: they are other jobs', so the
-/// communicator does not wait for the disk, and the job does not fail by it. The thread takes no signal of the program's.
+/// Removes the rings of dead jobs beyond the default limits, on a thread of its own. The rings belong to other jobs, so
+/// the communicator does not wait for the disk, and the job does not fail because of them. The thread takes no signal
+/// of the program's.
 fn remove_old_rings(process: &'static Process) {
     let remove = || {
         block_signals();
@@ -134,7 +135,7 @@ impl Process {
     /// communicator is larger than all before. So the ranks of a program form one job even if its first communicators
     /// lack some ranks.
     ///
-    /// Moves the ring's file. Another thread that calls this meanwhile waits for at most [`PATIENCE`].
+    /// Moves the ring's file. Another thread that calls this during the move waits for at most [`PATIENCE`].
     pub(crate) fn follow_largest(&self, communicator: &CommunicatorIdentity) {
         let is_larger = || communicator.size > self.recorder.identity().1;
         if self.identity == IdentitySource::Launcher || !is_larger() {

@@ -165,8 +165,9 @@ impl<W: Word> Op<W> {
         self.state.store(State::of(at, flags).0, Release);
     }
 
-    /// The record of the operation. The slot may get another use meanwhile: the result is of a certain use only if
-    /// [`state`](Self::state) or [`change`](Self::change), called for this use after this function, returns `Some`.
+    /// The record of the operation. The slot may get another use during the call: the result belongs to a certain use
+    /// only if [`state`](Self::state) or [`change`](Self::change), called for this use after this function, returns
+    /// `Some`.
     #[inline(always)]
     pub(crate) fn ticket(&self) -> Ticket {
         // Not by `map`: its array would be in memory, and copied before its stores are done.

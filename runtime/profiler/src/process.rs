@@ -321,8 +321,8 @@ impl Process {
     }
 
     /// Follows an operation that was begun; `in_group` is the list of the group call that it is added to. `None` if
-    /// there is no slot for the operation, which then is no longer watched, or if the communicator has ended meanwhile,
-    /// so that the operation has failed.
+    /// there is no slot for the operation, which then is no longer watched, or if the communicator has ended since, so
+    /// that the operation has failed.
     #[inline(always)]
     pub(crate) fn follow(
         &self,

@@ -59,7 +59,7 @@ const fn deferred(op: OpType, name: &'static str) -> Named {
     }
 }
 
-/// `c10d::HookOpName` in PyTorch's order (`torch/csrc/distributed/c10d/Hooks.hpp`). The hooks do not say how
+/// `c10d::HookOpName` in PyTorch's order (`torch/csrc/distributed/c10d/Hooks.hpp`). The hooks do not report how
 /// all_to_all_single splits its tensors, so it is recorded as the operation in which members' sizes may differ.
 const NAMED: [Named; 20] = [
     without_future(OpType::Send, "send"),
@@ -211,8 +211,8 @@ impl RecordedGroup {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that an operation is issued. Calls nothing of Python, which could let another thread issue an operation:
-    /// so operations are counted in the order of issue.
+    /// Records that an operation is issued. Calls no Python code, which could let another thread issue an operation: so
+    /// operations are counted in the order of issue.
     pub(crate) fn begin(&self, issued: &Issued, site: Option<CallSiteId>) {
         let (Some(ring), Some(group)) = (self.shared.ring.get(), self.group) else {
             return;
@@ -473,8 +473,8 @@ impl GroupHooks {
         self.0.refuse_open();
     }
 
-    /// The address of this group for `_hooks.cpp`, valid to the end of the process: PyTorch may keep a hook for
-    /// longer than the interpreter lives. Each call keeps one reference for good, so call it once per group.
+    /// The address of this group for `_hooks.cpp`, valid to the end of the process: PyTorch may keep a hook for longer
+    /// than the interpreter lives. Each call keeps one reference forever, so call it once per group.
     fn address(&self) -> usize {
         Arc::into_raw(self.0.clone()).expose_provenance()
     }

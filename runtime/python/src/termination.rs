@@ -1,8 +1,8 @@
 //! Records that SIGTERM ended the process.
 //!
-//! A launcher sends SIGTERM to the other ranks of a host once one has failed. A rank that waits in C++ then ends without
-//! running any Python code. If its ring did not show why it ended, it could not be told apart from the rank that was
-//! killed first.
+//! A launcher sends SIGTERM to the other ranks of a host once one has failed. A rank that waits in C++ then ends
+//! without running any Python code. If its ring did not show why it ended, it could not be distinguished from the rank
+//! that was killed first.
 
 use crate::ring::RingState;
 use std::ffi::c_int;
@@ -27,7 +27,7 @@ pub(crate) fn watch(state: &Arc<RingState>) {
     let former = NOTED_IN.load(Ordering::Acquire);
     // SAFETY: the pointer is null, or a reference that is never dropped.
     let noted_in = unsafe { former.as_ref() };
-    // A forked child inherits the pointer to its parent's state, and a ring of its own takes the place of that.
+    // A forked child inherits the pointer to its parent's state; the child's own ring, if it makes one, replaces it.
     if noted_in.is_some_and(|state| state.ring.get().is_some()) {
         return;
     }
@@ -74,7 +74,7 @@ fn default_action() -> Option<libc::sigaction> {
 extern "C" fn ended(signal: c_int) {
     // A handler that was set later may call this one, as those of the crates `signal-hook` and `tokio` do. Then the
     // kernel has not restored the default action, and the program decides whether it ends: a signal that is raised here
-    // would come back to that handler, and so on without end.
+    // would return to that handler, and so on without end.
     if default_action().is_none() {
         return;
     }

@@ -11,7 +11,7 @@ pub(crate) const COMBINED_NAME: &str = "rcomm";
 /// The file of this process.
 ///
 /// # Errors
-/// If the system does not tell the file, for example where `/proc` is not mounted.
+/// If the system does not report the file, for example where `/proc` is not mounted.
 pub(crate) fn file() -> Result<PathBuf> {
     std::env::current_exe().context("failed to find this program's own file")
 }

@@ -9,14 +9,14 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, Write as _, stdout};
 use std::time::{Duration, Instant};
 
-/// The longest time that a terminal may take to answer. What is typed meanwhile is lost.
+/// The longest time that a terminal may take to answer. Keys typed during that time are lost.
 const DEADLINE: Duration = Duration::from_millis(300);
 
 /// OSC 11 and DA1.
 const QUESTION: &[u8] = b"\x1b]11;?\x1b\\\x1b[c";
 
-/// Whether the background of the terminal is light. If the terminal does not say, `colorfgbg`, the value of
-/// `COLORFGBG`, decides; `None` if neither says. Blocks for at most 300 ms.
+/// Whether the background of the terminal is light. If the terminal does not report it, `colorfgbg`, the value of
+/// `COLORFGBG`, decides; `None` if neither does. Blocks for at most 300 ms.
 ///
 /// Standard input and output must be a terminal that no other thread reads.
 pub fn is_light(colorfgbg: Option<&str>) -> Option<bool> {

@@ -33,7 +33,7 @@ pub struct RequestTargets {
 
 /// Time limit for the ranks' answers to a request.
 const WAIT_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for reading facts on processes. A user who quits meanwhile waits until the read has ended.
+/// Time limit for reading facts on processes. A user who quits during a read waits until it ends.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as

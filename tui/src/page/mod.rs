@@ -136,8 +136,8 @@ pub struct Lane {
 pub struct Span {
     /// Time of issue, wall clock, ns since the epoch.
     pub from_ns: i64,
-    /// When the recorder noticed the end, wall clock, ns since the epoch; of a pending operation, the end of a record
-    /// that is not continued. `None` for a pending operation of a record that continues.
+    /// When the recorder noticed the end, wall clock, ns since the epoch; for a pending operation of a process that is
+    /// gone, the end of its record. `None` for a pending operation of a process that may live.
     pub to_ns: Option<i64>,
     /// Whether the operation has not ended.
     pub pending: bool,

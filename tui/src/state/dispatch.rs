@@ -414,8 +414,8 @@ impl State {
         self.input = Some(Input::new(Purpose::Command, text, self.filter.clone()));
     }
 
-    /// Selects the next row with a problem, downwards if `direction` is 1, else upwards. After one end of the table, it
-    /// continues at the other.
+    /// Selects the next row with a problem, downwards if `direction` is 1, else upwards. Wraps around at the ends of
+    /// the table.
     fn next_problem(&mut self, direction: isize) {
         let selection = self.selection();
         let found = self.page.table(selection.pane).and_then(|table| {

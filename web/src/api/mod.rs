@@ -123,7 +123,7 @@ impl SnapshotSelector {
     }
 }
 
-/// A report, and what the states of its ranks follow from.
+/// A report, and the data from which the states of its ranks follow.
 pub(crate) struct Judged {
     pub(crate) report: Arc<Report>,
     seen: Seen,

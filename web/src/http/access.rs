@@ -38,7 +38,7 @@ impl Access {
         }
     }
 
-    /// Requires no token; `Host` and `Origin` are checked all the same.
+    /// Requires no token; `Host` and `Origin` are still checked.
     pub fn open() -> Self {
         Self {
             token: None,

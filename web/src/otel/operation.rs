@@ -14,8 +14,8 @@ pub(super) struct Operation<'a> {
     pub(super) entry: &'a Entry,
     /// The message that this operation sends or receives, if its number is known.
     pub(super) message: Option<Message>,
-    /// Source and destination of the message, which identify its trace instead of the group's ranks. If `message` is
-    /// `None`, `rank` twice.
+    /// Source and destination of the message, which identify its trace; for a collective, the group's ranks do. If
+    /// `message` is `None`, `rank` twice.
     ends: [Rank; 2],
 }
 

@@ -152,7 +152,7 @@ fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
     }
 }
 
-/// How the program ended; `None` if it has not ended by the deadline, or the system does not tell.
+/// How the program ended; `None` if it has not ended by the deadline, or if the system does not report it.
 fn wait(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     loop {
         match child.try_wait() {

@@ -1,8 +1,8 @@
 //! Collects the records of other hosts: a command of the user runs once for each host and prints its archive.
 //!
 //! The command decides how to reach a host (ssh, kubectl, srun, ...). It is split into words like in a shell, but
-//! started without one; `{host}` in a word becomes the name of the host. A host that does not answer in time, or not
-//! with an archive, becomes an absence.
+//! started without one; `{host}` in a word becomes the name of the host. A host that does not answer in time, or whose
+//! answer is not an archive, becomes an absence.
 
 use super::archive::MANIFEST;
 use super::archive::{Absence, Archive, Manifest};
@@ -190,7 +190,7 @@ fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<R
 }
 
 impl Running {
-    /// `None` while the command runs; then its success, or the reason of its failure. Kills a command that has reached
+    /// `None` while the command runs; then its success, or the reason for its failure. Kills a command that has reached
     /// its deadline or prints too much.
     fn poll(&mut self) -> Option<Result<(), String>> {
         match self.child.try_wait() {

@@ -130,7 +130,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     };
     let mut reports = Vec::new();
     for records in &search.records {
-        // Records cannot be judged if, for example, their job has ended meanwhile and removed them.
+        // Records cannot be judged if, for example, their job has ended since and removed them.
         if reports.len() >= judged_at_once && reports.iter().any(Result::is_ok) {
             break;
         }
@@ -258,8 +258,8 @@ fn kind_of(entry: &DirEntry) -> Kind {
     }
 }
 
-/// The arguments of a shell command that name these files of a folder and nothing beside them: a pattern, or each file
-/// if no pattern does. Sorts the files. `others` is what lies beside the files; it may lack hidden files, which no
+/// The arguments of a shell command that name these files of a folder and no others: a pattern, or each file if no
+/// pattern does. Sorts the files. `others` are the other files of the folder; it may lack hidden files, which no
 /// pattern names.
 fn argument_for(folder: &Path, files: &mut [PathBuf], others: &[PathBuf]) -> String {
     files.sort();

@@ -2,7 +2,7 @@
 //! recorder do not allow that rank, by these groups.
 //!
 //! Such a dump lists groups with their members. Its rank is a member of each group in which the dump has an operation.
-//! Files are often named after something else: the number of the process on its host, or its process id beside the
+//! Files are often named after something else: the number of the process on its host, or its process id next to the
 //! rank.
 
 use super::rank_name;

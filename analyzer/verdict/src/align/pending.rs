@@ -13,7 +13,7 @@ use std::collections::HashMap;
 pub(crate) enum Arrival {
     /// No: it follows an older unfinished operation of its group, and is not recorded as started.
     Queued,
-    /// Unknown: the ring may have dropped an operation before it; or it is the first unfinished one of its group, and
+    /// Unknown. The ring may have dropped an operation before it. Or it is the first unfinished one of its group, and
     /// either it is not recorded as started, or starts are not recorded and an unfinished operation of another group
     /// precedes it.
     Head,

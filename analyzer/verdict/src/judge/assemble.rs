@@ -350,8 +350,8 @@ fn note_absences(
     note_lost_history(ctx, problems);
 }
 
-/// The end of a sentence on ranks without a record that are not known to have ended in order: what is known of one of
-/// their processes, or else where their records may be. Empty if there is nothing to say.
+/// The end of a sentence on ranks without a record that are not known to have ended in order: what is known about one
+/// of their processes, or else where their records may be. Empty if there is nothing to say.
 fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
     let mut text = String::new();
     let records = &ctx.aligned.records;

@@ -226,8 +226,8 @@ pub(crate) fn newest_taken_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<
     newest(true).or_else(|| newest(false))
 }
 
-/// When the file of a record was written, ns by the clock of its host. `None` if that is unknown, or cannot be, since
-/// the file is older than the record or more than a day younger.
+/// When the file of a record was written, ns by the clock of its host. `None` if that is unknown, or is impossible: the
+/// file is older than the record or more than a day younger.
 pub(crate) fn own_written_ns(record: &Record) -> Option<i64> {
     let written = record.written_ns?;
     let newest = record.latest_ns();

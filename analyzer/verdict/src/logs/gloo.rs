@@ -40,7 +40,7 @@ pub(super) fn timed_out(digest: &Digest<'_>) -> Option<Conclusion> {
     let waits = waits(digest);
     let longest = waits.iter().map(|(.., time_out)| *time_out).max()?;
     let ranks: BTreeSet<Rank> = waits.iter().map(|(_, rank, _)| *rank).collect();
-    // A process that ended first by itself is what the others waited for.
+    // The others waited for the process that ended first by itself.
     let first = first_end(digest).and_then(|(seen, end)| seen.fact.rank.filter(|_| end.code != 0));
     if first.is_some_and(|rank| !ranks.contains(&rank)) {
         return None;

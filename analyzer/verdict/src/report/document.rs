@@ -191,7 +191,7 @@ pub enum Verdict {
     Running,
     /// An operation does not end, and ranks wait in it.
     Stuck,
-    /// Ranks issued calls that do not fit together.
+    /// Ranks issued calls that do not match.
     Mismatch,
     /// There is no error, but a rank is repeatedly late.
     Slow,

@@ -52,8 +52,8 @@ impl GroupNames {
         }
     }
 
-    /// The name of a group in running text, where its ranks are not beside it: the ranks follow the name of a group
-    /// without a description, as in `7 (ranks 2 and 3)`.
+    /// The name of a group in running text, where its ranks are not shown next to it: the ranks follow the name of a
+    /// group without a description, as in `7 (ranks 2 and 3)`.
     pub fn in_text(&self, group: &GroupRef) -> String {
         match is_undescribed(group) && !group.ranks.is_empty() {
             true => format!("{} ({})", group_label(group), format_ranks(&group.ranks)),

@@ -90,8 +90,8 @@ impl std::fmt::Display for Cause {
     }
 }
 
-/// What was lost while the rest was read. The newest operations of the rank may be among it: they stand behind the
-/// point where reading stopped, or were rejected.
+/// What was lost while the rest was read. The newest operations of the rank may be missing: they come after the point
+/// where reading stopped, or were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadProblem {
     /// Reading stopped early: the file is truncated or damaged.

@@ -154,7 +154,7 @@ impl TlsSession {
     pub fn serve(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
         let socket = socket.as_fd();
         if let Handshake::Waits(_) = self.handshake(socket)? {
-            // The answer to a caller's first message fits a new socket's buffer, so what is waited for is the caller.
+            // The answer to a caller's first message fits a new socket's buffer, so only the caller can be waited for.
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut read = self.read(socket, into)?;
@@ -255,7 +255,7 @@ struct Incoming {
     left: usize,
 }
 
-/// Reads from the socket no more than one record, or as far ahead as [`Incoming`] has space for.
+/// Reads at most one record from the socket, or as far ahead as [`Incoming`] has space for.
 struct Source<'a> {
     socket: BorrowedFd<'a>,
     state: &'a mut Incoming,

@@ -52,9 +52,9 @@ impl FlightRecorder {
 
     /// Reserves the ring file up to this word if needed; returns whether it is reserved now.
     ///
-    /// A recording thread calls this if the background thread has not reserved the space yet: once in 512
-    /// records, just after start-up. It then waits for the system to provide some pages. Takes no lock: of several
-    /// threads that need space at once, each asks the system for it, which changes nothing in what is reserved already.
+    /// A recording thread calls this if the background thread has not reserved the space yet: once in 512 records, just
+    /// after start-up. It then waits for the system to provide some pages. Takes no lock: if several threads need space
+    /// at once, each asks the system for it, which does not change what is reserved already.
     fn reserve_to(&self, end: usize) -> bool {
         let reserved = self.map.words().len();
         if end <= reserved {

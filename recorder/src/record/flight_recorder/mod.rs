@@ -527,8 +527,8 @@ impl FlightRecorder {
         path.map_or(Ok(()), directory::remove_if_all_ended_well)
     }
 
-    /// Marks the ring as closed and removes its file, but none of other ranks or attempts: for an attempt that did not
-    /// begin, or that another one continues.
+    /// Marks the ring as closed and removes its file, but no files of other ranks or attempts. For an attempt that did
+    /// not begin, or that another one continues.
     ///
     /// # Errors
     /// If the file cannot be removed.

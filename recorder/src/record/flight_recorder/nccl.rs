@@ -247,7 +247,7 @@ impl FlightRecorder {
             store(kernel::STARTED, 0);
             store(kernel::FINISHED, 0);
         };
-        // An operation is planned once, before anything else is reported of it.
+        // An operation is planned once, before anything else about it is reported.
         let written = (self.kernels).write_alone(&self.map, ticket.id & MAX_ID, fill);
         if written.is_err() {
             self.count(header::UPDATES_LOST);

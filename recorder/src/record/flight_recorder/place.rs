@@ -47,13 +47,13 @@ impl FlightRecorder {
         halves(self.map.words()[header::RANK].load(Ordering::Relaxed))
     }
 
-    /// A text that tells the process that made this ring from all others, also from those of other hosts and earlier runs;
-    /// `None` if the system does not show enough of it.
+    /// A text that identifies the process that made this ring among all processes, including those of other hosts and
+    /// earlier runs; `None` if the system does not show enough of it.
     pub fn process_mark(&self) -> Option<String> {
         ProcessIdentity::of_ring(&self.map).mark()
     }
 
-    /// Where the ring of another rank of this job and attempt is if that rank is on this host and has its ring in the
+    /// The path of another rank's ring of this job and attempt, if that rank is on this host and keeps its ring in the
     /// same directory; `None` if this ring is in the process's own memory. That file may be a ring of an earlier run.
     pub fn ring_of(&self, rank: Rank) -> Option<PathBuf> {
         let path = self.storage().path()?;
@@ -76,7 +76,7 @@ impl FlightRecorder {
     ///
     /// # Errors
     /// If the name, rank or size is not valid, if another living process records as this rank of this job, and if the
-    /// file cannot be moved. The ring then is what and where it was.
+    /// file cannot be moved. The ring then keeps its identity and its place.
     pub fn change_identity(&self, job: &str, rank: Rank, world_size: u32) -> Result<()> {
         RecorderConfig::new(job, rank, world_size).check()?;
         let words = self.map.words();

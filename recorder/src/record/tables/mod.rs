@@ -1,9 +1,9 @@
 //! Tables of repeated data: groups, signatures, call sites and threads, each stored once.
 //!
-//! A look-up takes no lock; adding takes one for the time of a copy. A row is written before the count
-//! that admits it and does not change afterwards, so readers need no stamp here. Only in a group's row do a few words
-//! change later, each by a store of its own: the progress, the time-out, and once the members of a group that was added
-//! without them. If a table is full, the caller gets `None` and counts the loss.
+//! A look-up takes no lock; adding takes one for the time of a copy. A row is written before the count that admits it
+//! and does not change afterwards, so readers need no stamp here. Only the row of a group changes later, in a few
+//! words, each by its own store: the progress, the time-out, and, once they are known, the members of a group that was
+//! added without them. If a table is full, the caller gets `None` and counts the loss.
 
 use super::bytes::Packer;
 use super::file::map::Map;

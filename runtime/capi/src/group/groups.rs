@@ -44,8 +44,8 @@ pub unsafe extern "C" fn rcomm_device_mesh(
         for (index, (name, _)) in dimensions.iter().enumerate() {
             let group = mesh.group(name).cloned();
             let group = group.ok_or_else(|| refused(format!("there is no dimension {name}")))?;
-            // SAFETY: `groups` is not NULL, and the caller lets `count` handles be written there; `index`
-            // is less than that.
+            // SAFETY: `groups` is not NULL, and the caller guarantees that `count` handles may be written there;
+            // `index` is less than that.
             unsafe { give(groups.add(index), Group::new(group))? };
         }
         Ok(())
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn rcomm_shared_group(
         // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let options = GroupOptions::named(unsafe { text(purpose, "the purpose")? });
         let made = world.core().shared_group(ranks, &options)?;
-        // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `group` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(group, Group::new(made)) }
     })
 }
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn rcomm_merge(
         // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let options = GroupOptions::named(unsafe { text(purpose, "the purpose")? });
         let made = world.core().merge(group, size, &options)?;
-        // SAFETY: `merged` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `merged` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(merged, Group::new(made)) }
     })
 }
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn rcomm_merge_remote(
         let made = world
             .core()
             .merge_remote_with(group, size, purpose, store, builder)?;
-        // SAFETY: `merged` is not NULL, so the caller lets a handle be written there.
+        // SAFETY: `merged` is not NULL, so the caller guarantees that a handle may be written there.
         unsafe { give(merged, World::new(made)) }
     })
 }
@@ -177,9 +177,9 @@ pub unsafe extern "C" fn rcomm_group_named(
         // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
         let found = world.core().group_named(unsafe { text(name, "the name")? });
         match found {
-            // SAFETY: `group` is NULL, which is refused, or the caller lets a handle be written there.
+            // SAFETY: `group` is NULL, which is refused, or the caller guarantees that a handle may be written there.
             Some(found) => unsafe { give(group, Group::new(found)) },
-            // SAFETY: `group` is NULL, which is refused, or the caller lets one value be written there.
+            // SAFETY: `group` is NULL, which is refused, or the caller guarantees that one value may be written there.
             None => unsafe { put(group, std::ptr::null_mut()) },
         }
     })
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn rcomm_new_subgroups(
         // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let options = GroupOptions::named(unsafe { text(purpose, "the purpose")? });
         let made = group.new_subgroups(size, &options)?;
-        // SAFETY: `part` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `part` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(part, Group::new(made)) }
     })
 }

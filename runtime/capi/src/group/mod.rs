@@ -79,11 +79,11 @@ pub unsafe extern "C" fn rcomm_group_place(
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         if !rank.is_null() {
-            // SAFETY: `rank` is not NULL, so the caller lets this function write to it.
+            // SAFETY: `rank` is not NULL, so the caller guarantees that this function may write to it.
             unsafe { rank.write(group.core.rank()) };
         }
         if !size.is_null() {
-            // SAFETY: `size` is not NULL, so the caller lets this function write to it.
+            // SAFETY: `size` is not NULL, so the caller guarantees that this function may write to it.
             unsafe { size.write(group.core.size()) };
         }
         Ok(())
@@ -122,9 +122,9 @@ pub unsafe extern "C" fn rcomm_split(
             .core
             .split(color, key, &GroupOptions::named(purpose))?
         {
-            // SAFETY: `part` is NULL, which is refused, or the caller lets a handle be written there.
+            // SAFETY: `part` is NULL, which is refused, or the caller guarantees that a handle may be written there.
             Some(made) => unsafe { give(part, Group::new(made)) },
-            // SAFETY: `part` is NULL, which is refused, or the caller lets one value be written there.
+            // SAFETY: `part` is NULL, which is refused, or the caller guarantees that one value may be written there.
             None => unsafe { put(part, std::ptr::null_mut()) },
         }
     })
@@ -154,8 +154,7 @@ pub unsafe extern "C" fn rcomm_group_timeout(group: *const Group, timeout_ms: *m
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { borrow(group, "the group")? };
         let ms = u64::try_from(group.core.timeout().as_millis()).unwrap_or(u64::MAX);
-        // SAFETY: `timeout_ms` is NULL, which is refused, or the caller lets one value be written
-        // there.
+        // SAFETY: `timeout_ms` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(timeout_ms, ms) }
     })
 }
@@ -195,7 +194,7 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
         if timeout_ms > 0 {
             other = other.within(Duration::from_millis(timeout_ms));
         }
-        // SAFETY: `handle` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `handle` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(handle, Group::keeping(other, group.owner.clone())) }
     })
 }
@@ -222,7 +221,7 @@ pub unsafe extern "C" fn rcomm_group_keeping(
         }
         // SAFETY: the caller allows one call of `release` with `owner`, on any thread.
         let owner = unsafe { released_by(owner, release) }.on(group.owner.stream());
-        // SAFETY: `handle` is not NULL, so the caller lets a handle be written there.
+        // SAFETY: `handle` is not NULL, so the caller guarantees that a handle may be written there.
         unsafe { give(handle, Group::keeping(group.core.clone(), owner)) }
     })
 }
@@ -265,10 +264,10 @@ pub unsafe extern "C" fn rcomm_end_coalescing(
             return Ok(());
         }
         if ops.is_empty() {
-            // SAFETY: `work` is not NULL, so the caller lets one value be written there.
+            // SAFETY: `work` is not NULL, so the caller guarantees that one value may be written there.
             return unsafe { put(work, std::ptr::null_mut()) };
         }
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { run_or_start(&group.core, Op::Coalesced(ops), work) }
     })
 }
@@ -296,7 +295,8 @@ pub unsafe extern "C" fn rcomm_estimate_coalesced(
             )));
         };
         let expected = u64::try_from(group.core.estimate(op)?.as_nanos()).unwrap_or(u64::MAX);
-        // SAFETY: `nanoseconds` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `nanoseconds` is NULL, which is refused, or the caller guarantees that one value may be written
+        // there.
         unsafe { put(nanoseconds, expected) }
     })
 }
@@ -319,7 +319,7 @@ pub unsafe extern "C" fn rcomm_group_shrink(
         // SAFETY: `without` is NULL, or holds `count` values that stay unchanged during the call.
         let without = unsafe { array(without, count, "the list of ranks")? };
         let made = group.shrink(without, &GroupOptions::named(group.desc()))?;
-        // SAFETY: `left` is NULL, which is refused, or the caller lets a handle be written there.
+        // SAFETY: `left` is NULL, which is refused, or the caller guarantees that a handle may be written there.
         unsafe { give(left, Group::new(made)) }
     })
 }
@@ -339,7 +339,7 @@ pub unsafe extern "C" fn rcomm_find_absent(
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.core };
         let absent = group.find_absent(Duration::from_millis(within_ms))?;
-        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `json` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { give_json(json, &serde_json::json!(absent)) }
     })
 }
@@ -365,7 +365,7 @@ pub unsafe extern "C" fn rcomm_group_status(group: *const Group, json: *mut *mut
             "last_completed": status.last_completed,
             "refused": group.refusal().map(ToString::to_string),
         });
-        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `json` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { give_json(json, &text) }
     })
 }
@@ -392,7 +392,7 @@ pub unsafe extern "C" fn rcomm_monitored_barrier(
         if work.is_null() {
             return group.monitored_barrier(missing);
         }
-        // SAFETY: `work` is NULL, or the caller lets a handle be written there.
+        // SAFETY: `work` is NULL, or the caller guarantees that a handle may be written there.
         unsafe { start_or_wait(group, group.monitored_barrier_async(missing)?, work) }
     })
 }

@@ -190,7 +190,7 @@ unsafe fn make(
         return Err(refused("the pointer for the handle is NULL"));
     }
     let core = Mutex::new(new_of_type(group, parameters, given)?);
-    // SAFETY: `reducer` is not NULL, so the caller lets a handle be written there.
+    // SAFETY: `reducer` is not NULL, so the caller guarantees that a handle may be written there.
     unsafe { give(reducer, Reducer { core, dtype }) }
 }
 
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn rcomm_reducer_new(
         if find_unused != 0 {
             given.unused = UnusedParameters::Find;
         }
-        // SAFETY: `group` is a valid handle, and the caller lets a handle be written to `reducer`.
+        // SAFETY: `group` is a valid handle, and the caller guarantees that a handle may be written to `reducer`.
         unsafe { make(group, parameters.collect(), dtype, given, reducer) }
     })
 }
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn rcomm_reducer_new_with(
             false => GivenOptions::parse(unsafe { text(options, "the options")? })?,
         };
         let parameters = given.parameters(&named)?;
-        // SAFETY: `group` is a valid handle, and the caller lets a handle be written to `reducer`.
+        // SAFETY: `group` is a valid handle, and the caller guarantees that a handle may be written to `reducer`.
         unsafe { make(group, parameters, dtype, given, reducer) }
     })
 }
@@ -312,9 +312,9 @@ pub unsafe extern "C" fn rcomm_reducer_gradient(
         // SAFETY: the caller keeps the handle `reducer` alive during the call.
         let reducer = unsafe { borrow(reducer, "the reducer")? };
         let (address, elements) = reducer.core().gradient(parameter)?;
-        // SAFETY: `gradient` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `gradient` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { put(gradient, address)? };
-        // SAFETY: `len` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `len` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(len, elements) }
     })
 }
@@ -392,9 +392,9 @@ pub unsafe extern "C" fn rcomm_reducer_average(
         let reducer = unsafe { borrow(reducer, "the reducer")? };
         let part = reducer.core().average(parameter);
         let (address, elements) = part.unwrap_or((std::ptr::null_mut(), 0));
-        // SAFETY: `average` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `average` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { put(average, address)? };
-        // SAFETY: `len` is NULL, which is refused, or the caller lets one value be written there.
+        // SAFETY: `len` is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { put(len, elements) }
     })
 }
@@ -415,7 +415,7 @@ pub unsafe extern "C" fn rcomm_reducer_sparse_average(
         let reducer = unsafe { borrow(reducer, "the reducer")? };
         let average = reducer.core().sparse_average(parameter);
         match average {
-            // SAFETY: `out` is NULL, which is refused, or the caller lets a handle be written there.
+            // SAFETY: `out` is NULL, which is refused, or the caller guarantees that a handle may be written there.
             Some(average) => unsafe { give(out, average) },
             // SAFETY: as above, for an address.
             None => unsafe { put(out, std::ptr::null_mut()) },
@@ -442,11 +442,11 @@ pub unsafe extern "C" fn rcomm_reducer_join(
         let reducer = unsafe { borrow(reducer, "the reducer")? };
         let joined = reducer.core().join()?;
         if !shadowed.is_null() {
-            // SAFETY: `shadowed` is not NULL, so the caller lets one value be written there.
+            // SAFETY: `shadowed` is not NULL, so the caller guarantees that one value may be written there.
             unsafe { put(shadowed, joined.shadowed)? };
         }
         if !last.is_null() {
-            // SAFETY: `last` is not NULL, so the caller lets one value be written there.
+            // SAFETY: `last` is not NULL, so the caller guarantees that one value may be written there.
             unsafe { put(last, joined.last)? };
         }
         Ok(())
@@ -481,7 +481,7 @@ pub unsafe extern "C" fn rcomm_reducer_statistics(
         // SAFETY: the caller keeps the handle `reducer` alive during the call.
         let reducer = unsafe { borrow(reducer, "the reducer")? };
         let statistics = reducer.core().statistics();
-        // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
+        // SAFETY: `json` is NULL, which is refused, or the caller guarantees that one address may be written there.
         unsafe { give_json(json, &statistics) }
     })
 }

@@ -529,12 +529,12 @@ pub trait Backend: Send + Sync {
     }
 
     /// Tells the backend that another rank has reported a failure of the group. That rank may stop its part of an
-    /// operation, and a library may report a success on this rank all the same: from now on the backend verifies a
-    /// success before it reports one. Does not wait.
+    /// operation, and a library may still report a success on this rank: from now on the backend verifies a success
+    /// before it reports one. Does not wait.
     fn failed_elsewhere(&self) {}
 
-    /// Whether the process is to end after an operation of this backend has failed, once the dump is written:
-    /// where the remains of the operation would harm what the process does next.
+    /// Whether the process must end, once the dump is written, after an operation of this backend has failed: true if
+    /// the remains of the operation would harm what the process does next.
     fn ends_process(&self) -> bool {
         false
     }

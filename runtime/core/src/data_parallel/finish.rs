@@ -33,10 +33,10 @@ impl<T: Gradient> Reducer<T> {
     }
 
     /// Like [`finish_in_place`](Self::finish_in_place), and calls `each` with the number and the average of each dense
-    /// parameter that a rank has used, bucket by bucket: as soon as the averages of its bucket are there, while later
-    /// buckets are still under way, so that an optimizer works meanwhile. With [`UnusedParameters::Find`] all are there
-    /// before the first call, except in later steps of a static graph. What `each` writes is what
-    /// [`average`](Self::average) then returns.
+    /// parameter that a rank has used. It does so bucket by bucket, as soon as a bucket's averages are there, so that
+    /// an optimizer works while later buckets are under way. With [`UnusedParameters::Find`] all are there before the
+    /// first call, except in later steps of a static graph. What `each` writes is what [`average`](Self::average) then
+    /// returns.
     ///
     /// # Blocking
     /// See [`finish_in_place`](Self::finish_in_place); later buckets wait for `each`.

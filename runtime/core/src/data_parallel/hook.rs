@@ -85,8 +85,8 @@ impl Default for StepCount {
 impl StepCount {
     /// Takes the next bucket that was passed; returns the number of its step.
     pub(super) fn count(&mut self, bucket: usize) -> u64 {
-        // A bucket that does not come after the one before begins a step. It need not be bucket 0: that may be one of a
-        // sparse parameter, which is not passed to the hook.
+        // A bucket whose number is not higher than the previous one's begins a step. It need not be bucket 0: that may
+        // be one of a sparse parameter, which is not passed to the hook.
         if bucket <= self.last_bucket {
             self.step += 1;
         }

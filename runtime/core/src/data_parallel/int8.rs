@@ -205,7 +205,7 @@ impl ProcessGroup {
 ///
 /// The rounding errors of a step are added to the next step's gradients, each on the rank where it arose (error
 /// feedback: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training
-/// of Speech DNNs", Interspeech 2014). So the sum over many steps comes close to that of the averages. The hook keeps 4
+/// of Speech DNNs", Interspeech 2014). So the sum over many steps is close to the sum of the averages. The hook keeps 4
 /// bytes for each element, and 4 more for each element of this rank's part.
 ///
 /// A hook belongs to one reducer. The [`Averaging`] of a bucket waits for the first operation, and issues the second,

@@ -134,7 +134,7 @@ impl<T> ReducerOptions<T> {
     }
 }
 
-/// The refusal of a hook beside a wire of another type.
+/// The error for a hook together with a wire of another type.
 pub(super) fn wire_with_hook(wire: Wire) -> Error {
     refuse(format!(
         "a hook chooses what is sent: it cannot be used with the wire {wire:?}"

@@ -21,7 +21,7 @@ const NAMING_TIME: Duration = Duration::from_secs(2);
 /// [`all_sum`](Self::all_sum).
 ///
 /// # Blocking
-/// For `timeout` at most in each call, and two seconds more to find out who was absent.
+/// For at most `timeout` in each call, and two seconds more to find out which ranks were absent.
 ///
 /// # Errors
 /// `Timeout` names the ranks that had not come; otherwise the error of the store.
@@ -303,7 +303,7 @@ impl Call<'_> {
         self.late(&absent, timeout)
     }
 
-    /// The error of a call for which these ranks did not come in time.
+    /// The error of a call for which these ranks did not arrive in time.
     fn late(&self, absent: &[u32], timeout: Duration) -> Error {
         let message = format!(
             "{:?} over the store: {} did not come within {}",
@@ -314,7 +314,8 @@ impl Call<'_> {
         Error::new(ErrorKind::Timeout, message).with_ranks(absent)
     }
 
-    /// Removes what this rank set in earlier calls: every rank has come to this one, so none reads it any more.
+    /// Removes what this rank set in earlier calls: every rank has reached this call, so none reads those values any
+    /// more.
     fn sweep(&mut self) {
         for key in self.earlier_keys.drain(..) {
             // A key that stays does no harm.

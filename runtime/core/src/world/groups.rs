@@ -113,7 +113,7 @@ impl<B> World<B> {
     /// group. The handles of the operations say whether they failed.
     ///
     /// # Blocking
-    /// For at most `timeout`. Operations that are issued meanwhile count too.
+    /// For at most `timeout`. Operations that are issued in the meantime count too.
     ///
     /// # Errors
     /// `Timeout` names the groups in which operations are pending, how many are, and the operation under way in them
@@ -150,8 +150,8 @@ impl<B> World<B> {
     }
 
     /// The counter of the program's waits of this name, made if there is none: of waits for a data loader, say, or for
-    /// a disk. The rank's endpoint shows them beside the runtime's own (`GET /waits`, and as metrics `GET /metrics`). A
-    /// world that is [recreated](World::grow) has new counters.
+    /// a disk. The rank's endpoint shows them next to the runtime's own (`GET /waits`, and as metrics `GET /metrics`).
+    /// A world that is [recreated](World::grow) has new counters.
     ///
     /// # Errors
     /// `InvalidArgument` if the name is not 1 to 64 lower-case letters, digits, `-`, `_` and `.`, or begins with

@@ -25,7 +25,7 @@ impl<B: BackendSet> World<B> {
     /// Every remaining rank calls this with the same list of `lost` ranks
     /// ([`find_absent`](crate::ProcessGroup::find_absent) returns one) and the same size; ranks that were excluded by
     /// [`shrink`](Self::shrink) are not listed again. Afterwards [`group`](Self::group) is the group of all `size`
-    /// ranks. All other groups have ended, and the program makes those that it needs anew, as the processes that joined
+    /// ranks. All other groups have ended. The program makes those that it needs again, as the processes that joined
     /// do. The processes that joined know nothing of the program's state: the program sends it to them.
     ///
     /// The new world has a new attempt number ([`Rendezvous::attempt`]), in records too: readers judge the newest
@@ -38,11 +38,11 @@ impl<B: BackendSet> World<B> {
     /// # Errors
     /// `InvalidArgument` if the caller is in the list, if a listed rank is not in the group, or if `size` leaves no
     /// place for a remaining rank; `Mismatch` if another rank gives another list or size. `Rendezvous` names the ranks
-    /// that did not come. After these errors the old world is as it was, but for the groups with a lost member, which
-    /// may be aborted, and the call may be repeated, also with another list: the n-th calls of all ranks belong together,
-    /// without those that returned `InvalidArgument` for their arguments. After any other error the world may have
-    /// ended: a further call then returns `Closed`. A world whose backends or dump writer are the program's own needs
-    /// [`grow_with`](Self::grow_with).
+    /// that did not arrive. After these errors the old world is as it was, but for the groups with a lost member, which
+    /// may be aborted, and the call may be repeated, also with another list: the n-th calls of all ranks belong
+    /// together, without those that returned `InvalidArgument` for their arguments. After any other error the world may
+    /// have ended: a further call then returns `Closed`. A world whose backends or dump writer are the program's own
+    /// needs [`grow_with`](Self::grow_with).
     pub fn grow(&mut self, lost: &[Rank], size: u32) -> Result<()> {
         let builder = Self::builder(Config::clone(&self.shared.config));
         self.grow_with(lost, size, builder)
@@ -131,10 +131,10 @@ impl WorldShared {
     /// Meets the ranks of this round. Returns the meeting, and this rank's ring in the new world.
     ///
     /// # Errors
-    /// `Mismatch` if another rank wants another round; `Rendezvous` names the ranks that did not come; `Io` if another
-    /// process has the place of this rank's ring, or the recorder cannot make it; otherwise the store's error, or
-    /// `InvalidArgument` for options that cannot be used. The old world is then as it was, and its record is the newest
-    /// again.
+    /// `Mismatch` if another rank wants another round; `Rendezvous` names the ranks that did not arrive; `Io` if
+    /// another process has the place of this rank's ring, or the recorder cannot make it; otherwise the store's error,
+    /// or `InvalidArgument` for options that cannot be used. The old world is then as it was, and its record is the
+    /// newest again.
     fn meet_anew(
         &self,
         round: &Round,

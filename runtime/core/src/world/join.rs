@@ -107,7 +107,7 @@ pub(super) fn join<B: BackendSet>(
 enum Seat {
     /// The round does not ask for the rank.
     None,
-    /// A process has come to it as this rank. A second one would be refused, and its ring would take the place of the
+    /// A process has joined it as this rank. A second one would be refused, and its ring would take the place of the
     /// first one's, which is the record of this rank in that round also if the process has died since.
     Taken,
     Free,
@@ -133,7 +133,7 @@ enum Missed {
     NoRound,
     /// In the newest round the process of this rank stays, or there is no such rank.
     Closed(Round),
-    /// Another process has come to the newest round as this rank.
+    /// Another process has joined the newest round as this rank.
     Taken(Round),
     /// The ranks did not find each other in the round of this attempt.
     Failed(u32, Error),

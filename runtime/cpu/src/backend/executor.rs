@@ -200,9 +200,8 @@ impl Executor {
     /// ended; its memory is used if nothing else refers to that memory.
     ///
     /// # Errors
-    /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started, or needs an eventfd and the process can
-    /// open no more files; for a message also those of
-    /// [`CpuGroup::refuse_late_message`].
+    /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started, or if it needs an eventfd and the
+    /// process has no free file descriptors; for a message also those of [`CpuGroup::refuse_late_message`].
     pub(crate) fn issue(
         &self,
         group: &Arc<CpuGroup>,

@@ -28,8 +28,8 @@ const REASON_TIME: Duration = Duration::from_millis(500);
 /// How long a rank waits for the reason of a rank that has given up the operation: that rank may itself
 /// first look for its peer's reason.
 const GIVEN_UP_TIME: Duration = Duration::from_millis(1500);
-/// How long a rank that knows who was absent waits for a first answer of the store, which may be silent, before it asks
-/// the store for the reason.
+/// How long a rank that knows who was absent waits for a first answer of the store before it asks the store for the
+/// reason: the store may be silent.
 const ANSWER_TIME: Duration = Duration::from_millis(250);
 /// How long a rank that has lost a peer checks whether other members are gone too.
 const OTHERS_TIME: Duration = Duration::from_millis(150);
@@ -215,9 +215,9 @@ impl CpuGroup {
             let time_left = deadline.saturating_duration_since(Instant::now());
             if let Some(note) = self.note_of(rank, time_left) {
                 let reason = note.error(rank, self.mesh.rank());
-                // A rank publishes its reason before it closes its channels. So a channel that ended before
-                // there was a reason broke by itself. If the reason is that another channel of `rank` broke too,
-                // then `rank` is what the two channels have in common.
+                // A rank publishes its reason before it closes its channels. So a channel that ended before there was a
+                // reason broke by itself. If the reason is that another channel of `rank` broke too, the two channels
+                // have `rank` in common.
                 if !is_first_look && self.names_running_ranks(&reason, rank, &mut policy) {
                     return with_cause(connection_ended(rank, still_runs), cause);
                 }

@@ -112,7 +112,7 @@ impl CpuGroup {
         Ok(now)
     }
 
-    /// Notes that this rank's part of a collective is done. Fails if a member has given it up meanwhile.
+    /// Notes that this rank's part of a collective is done. Fails if a member has given it up since.
     ///
     /// # Blocking
     /// Not at all after a collective shorter than [`PROMPT`]. After others, while the store is asked: for

@@ -245,8 +245,8 @@ impl Channels {
         })
     }
 
-    /// Opens the channels of the transfers, and runs the transfers until `is_enough` returns true. Transfers that are
-    /// not done by then may be continued later.
+    /// Opens the channels of the transfers, and runs the transfers until `is_enough` returns true. Transfers that have
+    /// not completed by then may be continued later.
     ///
     /// # Errors
     /// `Late` after the deadline, with the ranks that the transfers wait for; `Interrupted` if the group was stopped;

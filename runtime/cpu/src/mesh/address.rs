@@ -99,8 +99,8 @@ fn address_towards(target: SocketAddr) -> io::Result<IpAddr> {
     Ok(SocketAddr::try_from(local)?.ip())
 }
 
-/// Whether the address may be published. The unspecified addresses may not, nor a link-local address of IPv6: it needs
-/// the number of an interface, and each host numbers its own interfaces.
+/// Whether the address may be published. Unspecified addresses are not usable, nor are link-local addresses of IPv6:
+/// these need the number of an interface, and each host numbers its own interfaces.
 fn is_usable_by_others(address: IpAddr) -> bool {
     !address.is_unspecified()
         && match address {

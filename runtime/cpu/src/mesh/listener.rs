@@ -330,7 +330,7 @@ impl Listener {
         self.shared.shortage.note(error);
     }
 
-    /// Whether a handshake can begin: at the limit, another one is ended for it.
+    /// Whether a handshake can begin: at the limit, another one is closed for it.
     fn make_room(&mut self) -> bool {
         if self.pending.len() < self.limits.total {
             return true;
@@ -520,8 +520,8 @@ impl PendingHandshake {
         }
     }
 
-    /// Refuses a caller with which TLS could not be set up. A caller that does not use TLS gets an answer that it
-    /// must; one whose handshake of TLS failed gets the alert of TLS.
+    /// Refuses a caller with which TLS could not be set up. A caller that does not use TLS gets the answer that it
+    /// must; one whose TLS handshake failed gets TLS's own alert.
     fn refuse_without_tls(&mut self, error: &io::Error) -> HandshakeProgress {
         tracing::warn!(%error, "cannot set up TLS with a caller");
         let Caller::Tcp(wire) = &mut self.caller else {

@@ -1,7 +1,7 @@
 //! [`Shortage`]: this rank lacks descriptors or memory, and so cannot accept its callers.
 //!
-//! Its peers see a rank that listens and does not answer. The rank itself sees peers that do not connect, although they
-//! have tried. So its waits for these peers fail soon, with the system's error, which blames no rank.
+//! Its peers see a rank that listens and does not answer. This rank itself observes peers that do not connect, although
+//! they have tried. So its waits for these peers fail soon, with the system's error, which blames no rank.
 
 use super::listener::milliseconds;
 use super::lock;
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// A shortage that lasts less than this fails no wait: the program may close files again, and callers wait meanwhile.
+/// A shortage that lasts less than this fails no wait: the program may close files again, and until then callers wait.
 const FORGIVEN: Duration = Duration::from_millis(250);
 
 /// The system's error because of which callers wait to be accepted, and since when; `None` if no caller waits.

@@ -44,14 +44,14 @@ pub(super) fn attach(maker: Rank, socket: &str, identity: &Identity) -> io::Resu
     let (Some(descriptor), Some(process)) = (number(), number()) else {
         return Err(io::Error::other("the name has no process"));
     };
-    // The owner of the entry is the user of the process, unless that has given up rights that it had.
+    // The owner of the entry is the user of the process, unless the process has dropped privileges.
     let owner = std::fs::metadata(format!("/proc/{process}"))?.uid();
     if owner != rustix::process::geteuid().as_raw() {
         return Err(io::Error::other("the process belongs to another user"));
     }
     let path = format!("/proc/{process}/fd/{descriptor}");
-    // In another namespace the number may be that of another process: no other file is opened, since that may wait or have
-    // effects.
+    // In another PID namespace the number may be that of another process. No other file is opened, since opening may
+    // block or have side effects.
     let target = std::fs::read_link(&path)?;
     if !target.as_os_str().as_bytes().starts_with(b"/memfd:rcomm") {
         return Err(io::Error::other("the descriptor is not of shared memory"));

@@ -197,9 +197,9 @@ impl PeerChannel {
     /// message that is kept for another receive. The peer is rank `peer` of the group, which is `rank` in the world.
     ///
     /// # Errors
-    /// `Mismatch` if the message does not fit the receive; `Gone` if the receive's own reply cannot be written, or if the
-    /// channel ended, or takes no reply, and neither bytes that have arrived nor a kept message are left that a posted
-    /// receive may take; `Garbled` if the peer violates the protocol.
+    /// `Mismatch` if the message does not fit the receive. `Gone` if the receive's own reply cannot be written, or if
+    /// the channel has ended or takes no reply, and neither bytes that have arrived nor a kept message are left that a
+    /// posted receive may take. `Garbled` if the peer violates the protocol.
     pub(super) fn receive(
         &mut self,
         request: &mut Request,

@@ -63,8 +63,8 @@ impl Request {
     }
 
     /// If `result` is a mismatch, stores it as this request's failure, ends the request and returns `Ok(true)`: a
-    /// message that does not fit ends only its own request. Returns any other result unchanged. The value in `Ok` tells
-    /// whether anything advanced.
+    /// message that does not fit ends its own request only. Returns any other result unchanged. The value in `Ok`
+    /// states whether anything advanced.
     pub(super) fn keep_mismatch(&mut self, result: Result<bool, Failure>) -> Result<bool, Failure> {
         match result {
             Err(failure @ Failure::Mismatch(..)) => {

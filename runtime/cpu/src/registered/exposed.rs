@@ -1,9 +1,9 @@
 //! Bytes that a caller has lent to an operation, while other ranks have access to them.
 //!
-//! A caller must never get memory back that another rank may still access, however the operation ends. A
-//! rank that gives up an operation does not wait for the others, which may be frozen in the middle of it.
-//! Instead, it replaces the exposed memory with private memory ([`Backing::cut_off`]). The others continue to
-//! use the file, which this rank does not read any more, and which exists for as long as they have it mapped.
+//! A caller must never get memory back that another rank may still access, however the operation ends. A rank that
+//! gives up an operation does not wait for the others, since they may be frozen in the middle of it. Instead, it
+//! replaces the exposed memory with private memory ([`Backing::cut_off`]). The others continue to use the file, which
+//! this rank does not read any more, and which exists for as long as they have it mapped.
 
 use super::backing::Backing;
 use super::offer::Offer;

@@ -1,8 +1,8 @@
 //! The regions that a group's ranks have mapped from each other, and how the ranks agree to use them.
 //!
-//! Every rank shows its offer; all ranks see the same offers and come to the same decision. All ranks map a region
-//! that the group has not used before, and show whether the mapping succeeded. So the ranks of a group always
-//! have the same list of regions, and agree for each region on whether it can be used.
+//! Every rank shows its offer; all ranks see the same offers and make the same decision. All ranks map a region that
+//! the group has not used before, and show whether the mapping succeeded. So the ranks of a group always have the same
+//! list of regions, and agree for each region on whether it can be used.
 
 use super::access::{DirectAccess, MappedRegion, RegionBytes};
 use super::exposed::Exposed;

@@ -57,7 +57,8 @@ impl Region {
     /// Those of the system; also if the handle now leads to another file, or if the file can be truncated.
     pub(crate) fn attach(handle: &RegionHandle) -> io::Result<Self> {
         let path = format!("/proc/{}/fd/{}", handle.pid, handle.number);
-        // The path may by now lead to any file: the call must not block, nor make a terminal the controlling one.
+        // By now the path may lead to any file: the call must not block, and must not make a terminal the controlling
+        // one.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&file)?;

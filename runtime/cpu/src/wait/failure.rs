@@ -15,8 +15,8 @@ pub(crate) enum Failure {
     /// The peer has left the group, its process has ended, or it cannot be reached.
     Gone(Rank, Option<io::Error>),
     /// The operation has failed on all ranks, since `rank` gave up the operation or an earlier one. `absent` had not
-    /// come to the operation when this rank learned of it; empty if an earlier one was given up, or if they are not
-    /// known.
+    /// arrived at the operation when this rank learned of it; empty if an earlier operation was given up, or if they
+    /// are not known.
     GivenUp { rank: Rank, absent: Vec<Rank> },
     /// The process at the peer's address refused the connection, or is not the peer.
     Refused {

@@ -121,7 +121,7 @@ struct PeerPart {
 
 /// The state that the caller's threads and the service share.
 struct WindowState {
-    /// Carries this window's messages and collectives, and nothing else.
+    /// Carries only this window's messages and collectives.
     messages: Box<dyn Backend>,
     mesh: Arc<Mesh>,
     rank: usize,

@@ -7,10 +7,10 @@
 //! not returned after some seconds, and an operation of that group was pending when the abort began, is still pending,
 //! and has taken longer than the time-out of the aborted group.
 //!
-//! Operations in CUDA graphs are not seen: the driver does not tell the host that a graph is launched or how far it has
-//! come, and an event that is recorded in a capture cannot be queried. If none of the seen operations is in the way,
-//! the groups with graphs on the device are named in the log and in dumps. They are left alone, since nothing shows
-//! that one of their graphs hangs.
+//! Operations in CUDA graphs cannot be observed: the driver does not tell the host that a graph is launched or how far
+//! it has run, and an event that is recorded in a capture cannot be queried. If none of the seen operations is in the
+//! way, the groups with graphs on the device are named in the log and in dumps. They are left alone, since nothing
+//! shows that one of their graphs hangs.
 
 use super::NcclBackend;
 use crate::context::Shared;

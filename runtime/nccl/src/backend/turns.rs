@@ -13,7 +13,7 @@ pub(crate) struct Turns {
     moved: Condvar,
 }
 
-/// Which turns have passed, and who waits.
+/// Which turns have passed, and which threads wait.
 #[derive(Default)]
 struct State {
     /// All turns up to this one have passed.

@@ -1,9 +1,9 @@
 //! Creates communicators: by joining with unique ids, by splitting another communicator, or by shrinking another to the
 //! remaining ranks.
 //!
-//! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The library works in
-//! the background meanwhile. If the communicator is configured as blocking, the call runs on a separate thread, which
-//! is detached if the call never returns.
+//! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The library then
+//! works in the background. If the communicator is configured as blocking, the call runs on a separate thread, which is
+//! detached if the call never returns.
 //!
 //! If the caller passes a [`WarmUp`], the communicator makes one small broadcast, so that the library connects its
 //! rings (`ncclCollPreconnectFunc`, group.cc). Otherwise the first operation connects them, and waits for peers.
@@ -255,7 +255,7 @@ impl CommInit {
     /// Advances as far as possible without waiting. To be called again only after `NotYet`.
     ///
     /// # Errors
-    /// `Backend`, `PeerLost` or `Timeout` with the library's message. The creation has then failed for good.
+    /// `Backend`, `PeerLost` or `Timeout` with the library's message. The creation has then failed permanently.
     pub(crate) fn step(&mut self) -> Result<InitStep> {
         let is_ready = match &mut self.0 {
             InitStage::Joining(comm, _) | InitStage::Connecting(comm) => comm.is_ready()?,

@@ -97,8 +97,7 @@ impl Comm {
     /// How long the library may take to abort a dropped communicator before the aborting thread is
     /// detached.
     const LAST_ABORT: Duration = Duration::from_secs(10);
-    /// How long calls on communicators that are ended together may take before they are treated as calls that do not
-    /// return.
+    /// How long calls on communicators that are ended together may take before they count as calls that do not return.
     pub(crate) const CALL: Duration = Duration::from_secs(1);
     /// How long work on the device may continue after an error of the communicator. The error may come from a rank that
     /// left after its part was done, so that data in flight still arrive.

@@ -5,8 +5,8 @@
 //! reason why these ranks cannot form a communicator. All other ranks wait for the outcome's key. So N ranks read O(N)
 //! keys in total; if every rank read every value, they would read N² keys.
 //!
-//! The keys do not stay: each rank removes its value once it has read the ids, since the first rank has read all values
-//! by then, and the last rank to join removes the rest (`joined`).
+//! The keys do not stay. Each rank removes its value once it has read the ids, since the first rank has read all values
+//! by then; the last rank to join removes the rest (`joined`).
 //!
 //! Ranks on the same device (unless sharing is allowed), with libraries of different versions, or with different
 //! selections of algorithms are refused here, with their numbers: NCCL could hang.

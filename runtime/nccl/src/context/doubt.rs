@@ -12,8 +12,8 @@
 //! another rank has reported that the group failed.
 //!
 //! A rank that has aborted the group itself believes no end, and so no longer needs the note. The last rank to abort
-//! the group removes the note. If a rank never aborts the group, since it is gone or has no error, the note stays: that
-//! rank may still come late to an operation.
+//! the group removes the note. If a rank never aborts the group, because it is gone or has no error, the note stays:
+//! that rank may still arrive late at an operation.
 
 use crate::library::foreign_call::ForeignCall;
 use rcomm_core::Deadline;

@@ -22,7 +22,7 @@ pub(crate) struct End {
 impl Ends {
     /// How long an end may take before its caller leaves the call to its thread.
     pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-    /// How long a later end may take once the common time is over: the others may wait for that end.
+    /// How long a later end may still take after the common time is over, since the others may wait for that end.
     const LEAST: Duration = Duration::from_secs(1);
 
     /// Notes that an end begins. Returns a value to be kept until the end has returned, and how long to wait for its

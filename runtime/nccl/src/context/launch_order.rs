@@ -18,7 +18,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 
 /// The variable that orders launches.
 const ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
-/// The variable that must be 0: otherwise, NCCL fails a launch beside that of another thread
+/// The variable that must be 0: otherwise, NCCL fails a launch at the same time as that of another thread
 /// (`ncclStrongStreamRelease`, strongstream.cc:336). rcomm launches from several threads: operations that waited for
 /// the ranks to join, and calls that connect.
 const RACE: &str = "NCCL_LAUNCH_RACE_FATAL";
@@ -50,7 +50,7 @@ pub(crate) fn prepare(options: &NcclOptions) -> Result<()> {
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
     for (name, value) in missing {
-        // SAFETY: this is the only thread of the process, so that no other one reads the environment meanwhile.
+        // SAFETY: this is the only thread of the process, so no other thread reads the environment during the call.
         unsafe { std::env::set_var(name, value) };
     }
     Ok(())

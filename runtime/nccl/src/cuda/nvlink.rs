@@ -1,4 +1,4 @@
-//! [`DmaConnectivity`]: which devices of a host NVLink connects, as NVIDIA's management library (NVML) tells.
+//! [`DmaConnectivity`]: which devices of a host NVLink connects, as NVIDIA's management library (NVML) reports.
 //!
 //! Source: `nvml.h` of CUDA 13. All drivers since CUDA 11 have every function that is used.
 
@@ -18,7 +18,8 @@ const SONAME: &str = "libnvidia-ml.so.1";
 const SUCCESS: c_int = 0;
 /// `NVML_ERROR_INVALID_ARGUMENT`: a link of this number does not exist.
 const INVALID_ARGUMENT: c_int = 2;
-/// `NVML_ERROR_NOT_SUPPORTED`: the device has no NVLink, or not this link; or it cannot tell where the link leads.
+/// `NVML_ERROR_NOT_SUPPORTED`: the device has no NVLink, or does not have this link, or cannot tell where the link
+/// leads.
 const NOT_SUPPORTED: c_int = 3;
 /// `NVML_NVLINK_MAX_LINKS`.
 const MAX_LINKS: c_uint = 18;
@@ -142,8 +143,8 @@ impl DmaConnectivity {
 /// The looks that have not ended, by the file of the library.
 static LOOKS: Mutex<BTreeMap<PathBuf, Arc<Look>>> = Mutex::new(BTreeMap::new());
 
-/// One look at the links, which several callers may wait for: a caller that tries again and again while NVML does not
-/// return must not leave a thread each time.
+/// One query of the links, for which several callers may wait: a caller that retries while NVML does not return must
+/// not leave behind a thread each time.
 struct Look {
     /// The call that was made last, for the error of a caller that has given up.
     current: Mutex<&'static str>,
@@ -178,7 +179,7 @@ impl Look {
     }
 }
 
-/// Ends a look for those that wait for it, also if it panics or its thread cannot be started.
+/// Ends a query for those that wait for it, also if it panics or its thread cannot be started.
 struct Ending {
     look: Arc<Look>,
     path: PathBuf,

@@ -44,7 +44,7 @@ pub struct CudaStream {
 ///
 /// For a stream without pending work, an operation spares the device an event that marks the end of that work, and the
 /// wait for the event. If the program runs ahead of the device, its streams nearly always have pending work, and a
-/// query is in vain. So after each query that finds pending work, about twice as many operations pass before the next
+/// query is useless. So after each query that finds pending work, about twice as many operations pass before the next
 /// query.
 #[derive(Default)]
 struct Idleness {

@@ -103,7 +103,7 @@ pub(crate) enum Call {
     /// All work is enqueued.
     Done,
     /// The library is still launching, on a thread of its own, and may have to connect to peers for that. The
-    /// communicator's asynchronous error will tell the result.
+    /// communicator's asynchronous error will show the result.
     InProgress,
 }
 

@@ -457,7 +457,7 @@ impl CommQueue {
     }
 
     /// Takes a step that all ranks of the communicator take together: calls `begin`, then `step` until it returns a
-    /// value. No other call goes through the queue meanwhile.
+    /// value. No other call goes through the queue in the meantime.
     ///
     /// # Blocking
     /// Until the step is done, or an abort or the deadline ends it.

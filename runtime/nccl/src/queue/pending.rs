@@ -307,7 +307,7 @@ impl Pending for Ticket {
         if !self.is_placed() {
             self.queue.try_progress();
         } else if !self.was_polled.swap(true, Ordering::Relaxed) {
-            // The first query comes right after the launch. The operation has rarely ended by then, and a query is a
+            // The first query comes right after the launch. The operation has rarely ended by then, and a query costs a
             // call of the driver.
             return Progress::Queued;
         }

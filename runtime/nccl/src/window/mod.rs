@@ -156,7 +156,7 @@ impl CommQueue {
 }
 
 impl NcclWindow {
-    /// Returns the state of the open window, which cannot be closed meanwhile.
+    /// Returns the state of the open window, which cannot be closed during this time.
     ///
     /// # Errors
     /// `Closed`.

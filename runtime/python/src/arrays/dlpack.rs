@@ -88,7 +88,7 @@ pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
         }
     };
     let versioned = holds(VERSIONED).cast::<Versioned>();
-    // SAFETY: a capsule with this name points to this structure, which lives as long as the capsule, and that is
+    // SAFETY: a capsule with this name points to this structure, which lives as long as the capsule, and the capsule is
     // borrowed. The structure's first field is at the same place in all versions.
     if let Some(major) = unsafe { versioned.as_ref() }.map(|view| view.major) {
         if major > MAJOR {

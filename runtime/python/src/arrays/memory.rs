@@ -189,7 +189,7 @@ impl Memory {
         };
         // SAFETY: the array's library says that these elements of this type are at the address, in the host's memory,
         // in row-major order and, for writing, that they may be written (all checked by `of`). `owner` keeps the
-        // memory. That nothing else uses it until the operation has ended is what this module asks of its callers.
+        // memory. This module requires of its callers that nothing else uses the memory until the operation has ended.
         let buffer = unsafe {
             Buffer::from_raw(
                 data.unwrap_or(NonNull::dangling()),

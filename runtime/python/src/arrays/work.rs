@@ -41,7 +41,7 @@ impl WorkCell {
         }
     }
 
-    /// Keeps the result, unless another thread has done so, and lets go of the operation and its memory.
+    /// Keeps the result, unless another thread has done so, and drops the operation and its memory.
     fn end(&self, result: Result<Done, Error>) {
         let before = {
             let mut state = self.state();

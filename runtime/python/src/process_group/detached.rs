@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A group that Python objects share. Only the last of them to go lets go of the interpreter's lock: programs drop
+/// A group that Python objects share. Only the last of them releases the interpreter's lock: programs drop
 /// `world.group` after each operation.
 pub(crate) type SharedGroup = Arc<Detached<ProcessGroup>>;
 
@@ -17,8 +17,8 @@ pub(crate) fn shared(group: ProcessGroup) -> SharedGroup {
 }
 
 /// A world or group of a Python object. The interpreter frees objects under its lock, and the end of a world or group
-/// waits for threads and other ranks: meanwhile the program's other threads are to run. A thread on which such an end
-/// waits may also be freeing an array whose library takes that lock to do so.
+/// waits for threads and other ranks: during that wait the program's other threads must be able to run. A thread on
+/// which such an end waits may also be freeing an array whose library takes that lock to do so.
 pub(crate) struct Detached<T: Send>(ManuallyDrop<T>);
 
 impl<T: Send> Detached<T> {
@@ -46,9 +46,9 @@ impl<T: Send> Drop for Detached<T> {
 
 pub(crate) type CoreWork = rcomm::Work<(Op<'static>, Done)>;
 
-/// An operation of a Python object, which is mostly dropped under the interpreter's lock. The operation's group may have no
-/// other handle any more: then it ends on a thread of its own. Unlike [`Detached`], this costs nothing where it does not
-/// end.
+/// An operation of a Python object, which is mostly dropped under the interpreter's lock. The operation's group may
+/// have no other handle left: then it ends on a thread of its own. Unlike [`Detached`], this costs nothing where it
+/// does not end.
 #[derive(Clone)]
 pub(crate) struct SharedWork(ManuallyDrop<Arc<CoreWork>>);
 

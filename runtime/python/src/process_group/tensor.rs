@@ -77,9 +77,9 @@ impl<'py, 't> Tensors<'py, 't> {
         }
         let owner = Arc::new(memory.clone().unbind());
         let data = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
-        // SAFETY: PyTorch keeps `numel` elements of this type at `data_ptr` for as long as the tensor lives,
-        // which `owner` makes sure of; it is plain host memory in row-major order (checked). That nothing else
-        // uses the memory until the operation has ended is what torch.distributed asks of its callers.
+        // SAFETY: PyTorch keeps `numel` elements of this type at `data_ptr` for as long as the tensor lives, which
+        // `owner` makes sure of; it is plain host memory in row-major order (checked). torch.distributed requires of
+        // its callers that nothing else uses the memory until the operation has ended.
         let buffer =
             unsafe { Buffer::from_raw(data, shape.elements, dtype, Device::Cpu, access, owner) };
         let buffer = buffer.map_err(|error| PyValueError::new_err(error.to_string()))?;

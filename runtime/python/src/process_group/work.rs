@@ -159,7 +159,7 @@ impl WorkCell {
         Ok(outcome)
     }
 
-    /// Keeps the result, unless another thread has done so, and lets go of the operation.
+    /// Keeps the result, unless another thread has done so, and drops the operation.
     fn end(&self, result: Result<Done, Error>) {
         let before = {
             let mut state = self.state();
@@ -213,7 +213,7 @@ impl WorkCell {
         Ok(())
     }
 
-    /// Waits for the end, at most for `within` if that is given: then returns a time-out error.
+    /// Waits for the end, for at most `within` if that is given: then returns a time-out error.
     fn wait(&self, py: Python<'_>, within: Option<Duration>) -> PyResult<()> {
         if let Some(work) = self.under_way() {
             let result = py.detach(|| match within {
@@ -278,7 +278,7 @@ impl CopyBack {
 
 #[pymethods]
 impl Work {
-    /// Waits for the operation's end, for `timeout` at most if that is given. Raises the operation's error; or, if
+    /// Waits for the operation's end, for at most `timeout` if that is given. Raises the operation's error; or, if
     /// `timeout` has passed, a time-out error, and the operation continues.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {

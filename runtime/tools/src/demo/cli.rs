@@ -41,7 +41,7 @@ pub(super) enum Kind {
     Healthy,
     /// One rank loads its data more slowly than the others.
     Slow,
-    /// One rank does not come back from loading its data.
+    /// One rank does not return from loading its data.
     Stuck,
     /// One rank is killed inside a collective.
     Kill,

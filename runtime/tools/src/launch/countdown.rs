@@ -7,8 +7,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Of the time between two looks, at most this much counts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// A time that ranks are given. If the launcher is stopped meanwhile, it does not know whether the ranks were stopped
-/// too, as they are when a whole job is suspended: the time of the stop does not count.
+/// A time that ranks are given. If the launcher is stopped in that time, it does not know whether the ranks were
+/// stopped too, as they are when a whole job is suspended: the time of the stop does not count.
 pub(super) struct Countdown {
     left: Duration,
     /// When it was looked at last.

@@ -55,7 +55,7 @@ pub(super) enum BeginOutcome {
 #[derive(Default)]
 struct RemoteFailure {
     failure: Mutex<Option<Failure>>,
-    /// Set when the thread that listens is to end.
+    /// Set when the listening thread must end.
     stop: AtomicBool,
 }
 

@@ -259,12 +259,12 @@ impl Sinks {
         }
     }
 
-    /// Gives what is not written soon up, after a signal that asks to end the job: the streams may have no reader.
+    /// Soon gives up what is not written, after a signal that asks to end the job: the streams may have no reader.
     pub(super) fn limit_wait(&mut self) {
         self.give_up.get_or_insert_with(|| Instant::now() + LIMIT);
     }
 
-    /// Gives what is not written up once no piece of it was written for [`LIMIT`]: the ranks have ended after a signal
+    /// Gives up what is not written once no piece of it was written for [`LIMIT`]: the ranks have ended after a signal
     /// that asks to end the job, and the streams may have no reader. A slow reader gets all that is left.
     pub(super) fn limit_stall(&mut self) {
         self.stall.get_or_insert_with(|| Stall {

@@ -55,7 +55,7 @@ impl Pulses {
         Ok(self.found(id, count, silence, Instant::now()))
     }
 
-    /// Notes that a look has found this count; returns what it says.
+    /// Notes that a look has found this count; returns what the count shows.
     fn found(&mut self, id: u32, count: i64, silence: Duration, now: Instant) -> Life {
         let pulse = self.0.entry(id).or_insert(Pulse {
             count,
@@ -64,7 +64,8 @@ impl Pulses {
             silent: Duration::ZERO,
             has_advanced: false,
         });
-        // If this launcher itself was stopped meanwhile, it does not know whether the other one was silent all that time.
+        // If this launcher itself was stopped in that time, it does not know whether the other one was silent
+        // throughout.
         let passed = (now - pulse.looked).min(SHORT_PAUSE.max(2 * pulse.pause));
         *pulse = match pulse.count == count {
             true => Pulse {

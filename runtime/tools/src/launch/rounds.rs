@@ -1,7 +1,7 @@
 //! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds. Each round is an attempt
 //! of the job, with the hosts that are present at its start.
 //!
-//! The launcher with the store decides who is in a round. A launcher that comes later, or is not needed, waits for a
+//! The launcher with the store decides who is in a round. A launcher that arrives later, or is not needed, waits for a
 //! round that has a place for it.
 //!
 //! | key, below the launchers' prefix | holds | writer |
@@ -33,7 +33,7 @@ type Keys = PrefixStore<TcpStore>;
 
 /// The interval at which the launcher with the store checks which launchers are there, or know how the job ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum number of launchers that may come to a job, including those that wait for a place.
+/// Maximum number of launchers that may join a job, including those that wait for a place.
 const MAX_LAUNCHERS: i64 = 65_536;
 
 /// A launcher that has come.

@@ -131,14 +131,14 @@ impl StopWatch {
         of_limit.clamp(SHORTEST_LOOK, LOOK)
     }
 
-    /// Returns what is to be done with the processes that have not ended: nothing before the next look is due. `seen`
-    /// returns the states of these processes.
+    /// Returns what to do with the processes that have not ended: nothing until the next look is due. `seen` returns
+    /// the states of these processes.
     pub(super) fn look(&mut self, seen: impl FnOnce() -> Vec<Seen>, now: Instant) -> Vec<Action> {
         if now < self.next {
             return Vec::new();
         }
         let pause = self.pause();
-        // If the launcher itself was stopped meanwhile, it does not know whether the ranks were stopped all that time.
+        // If the launcher itself was stopped in that time, it does not know whether the ranks were stopped throughout.
         let passed = (now - self.last).min(2 * pause);
         (self.last, self.next) = (now, now + pause);
         let seen = seen();

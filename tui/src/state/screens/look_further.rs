@@ -9,7 +9,7 @@ use rcomm_analyzer::RankView;
 use rcomm_analyzer::source::Liveness;
 use rcomm_recorder::model::Rank;
 
-/// A shell command that tells more about a rank: it prints the stacks of the rank's process or, if that has ended, the
+/// A shell command that shows more about a rank: it prints the stacks of the rank's process or, if that has ended, the
 /// kernel's messages on killed processes. It runs over ssh, unless the process is known to be on this node, which needs
 /// a source of this node (`reads_this_node`). `None` if the process id is not known.
 pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Option<String> {

@@ -64,7 +64,7 @@ pub struct ViewModel<'a> {
     pub muted: &'a BTreeSet<Code>,
     /// Ranks that the user marked.
     pub marks: &'a BTreeSet<Rank>,
-    /// Time since the snapshot, ms, added to the ages of pending operations; 0 while the display stands still.
+    /// Time since the snapshot, ms, added to the ages of pending operations; 0 while the display is paused.
     pub later_ms: f64,
     /// When the records were taken, ns since the epoch; `None` if they do not note it.
     pub as_of_ns: Option<i64>,

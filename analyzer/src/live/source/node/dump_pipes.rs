@@ -35,7 +35,7 @@ pub fn dump_beginnings(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBu
     beginnings
 }
 
-/// What identifies a version of a file: its inode, its size, and the time of its last change in s and ns.
+/// What identifies a version of a file: its inode, its size, and the time of its last change (s and ns).
 type Version = (u64, u64, i64, i64);
 
 /// A rank's process on this node that can be asked for its dump, and the files where the dump may appear.
@@ -124,7 +124,8 @@ impl DumpOfProcess {
             }
             let mut content = Vec::new();
             (&file).take(MAX_DUMP).read_to_end(&mut content).ok()?;
-            // A dump that is still being written ends early. If the file has not changed, it is not being written.
+            // A dump that is still being written ends early. If the file has not changed since, it is not being
+            // written.
             let (_, problems) = DumpReader::new().read(&content).ok()?;
             let is_whole = problems.is_empty() || version(&file.metadata().ok()?) == read_version;
             is_whole.then(|| (path_inside(path), content))

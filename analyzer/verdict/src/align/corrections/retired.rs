@@ -3,7 +3,7 @@
 //! Gloo's own recorder records only that an operation is over, whether it completed or timed out. An operation that is
 //! over counts as completed unless the records together show that it cannot have:
 //! - a member never issued it, and no other continued for several rounds since,
-//! - members issued calls that do not fit, or
+//! - members issued calls that do not match, or
 //! - others wait for a rank whose newest operation it is, and it is the newest of all members or one of them has not
 //!   issued it.
 
@@ -11,7 +11,7 @@ use crate::align::{Aligned, GroupIx, Presence, RecordIx, retiring_is_all};
 use std::collections::{BTreeSet, HashMap};
 
 impl Aligned<'_> {
-    /// Reopens the operations that cannot have completed: those with calls that do not fit, and the newest ones of
+    /// Reopens the operations that cannot have completed: those with calls that do not match, and the newest ones of
     /// ranks that others wait for.
     pub(crate) fn reopen(&mut self) {
         for group in 0..self.groups.len() {
@@ -105,8 +105,8 @@ impl Aligned<'_> {
         }
     }
 
-    /// The first sequence number under which members issued calls that do not fit, and so cannot have completed; `None`
-    /// if there is none, or if every record has other signs of an end than `retired`.
+    /// The first sequence number under which members issued calls that do not match, and so cannot have completed;
+    /// `None` if there is none, or if every record has other signs of an end than `retired`.
     fn first_difference(&self, group: GroupIx) -> Option<u32> {
         let lanes = || self.groups[group].lanes.iter().flatten().copied();
         if !lanes().any(|(record, _)| retiring_is_all(self.records[record].recorder)) {
@@ -129,7 +129,7 @@ impl Aligned<'_> {
     }
 
     /// Reopens the newest operation of ranks that others wait for and that seem to wait for nothing, in records in
-    /// which `retired` is the only sign of an end: if it is the newest of all members with a record, or if a member has
+    /// which `retired` is the only sign of an end. If it is the newest of all members with a record, or if a member has
     /// not issued it, the rank is still in it. Returns whether any was reopened.
     fn reopen_newest(&mut self) -> bool {
         let newest = |record: RecordIx| {

@@ -293,7 +293,7 @@ impl Tally {
 
 /// Each delay: its unit and what it cost, ms.
 ///
-/// A unit that comes late cannot come late by as much again before that time has passed. Losses that follow the first
+/// A unit that comes late cannot be late by as much again before that time has passed. Losses that follow the first
 /// sooner are one delay with it, which costs as much as its largest loss: it costs in each group in which the unit
 /// comes next. Losses that devices measured are a delay each: their times are those at which hosts issued the
 /// operations, and a host may issue many at once.

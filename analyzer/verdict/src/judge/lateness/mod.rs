@@ -319,8 +319,8 @@ impl Lateness {
     }
 
     /// The host that was last as a whole and the loss that it caused, ms. A host is late if all its ranks are, so its
-    /// earliest rank counts. What the rank of it that bore most bore since the members' previous common operation
-    /// excuses the host. `None` if a host is unknown or has only one rank in the instance, if there are fewer than two
+    /// earliest rank counts. The host is excused by the most that one of its ranks bore since the members' previous
+    /// common operation. `None` if a host is unknown or has only one rank in the instance, if there are fewer than two
     /// hosts or more than [`MAX_HOSTS`], or if the order is within the error of the clocks.
     fn late_host(
         &self,

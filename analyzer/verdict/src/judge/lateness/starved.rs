@@ -5,7 +5,7 @@
 //! the rank cost in that time.
 //!
 //! They are also compared with the waits of the other ranks of the host. Ranks that already wait in their operations
-//! take turns on the processors. A rank that works or sleeps meanwhile waits less for a processor than they do: its
+//! take turns on the processors. A rank that works or sleeps in that time waits less for a processor than they do: its
 //! lateness has another cause.
 
 use super::chance::Loss;

@@ -48,7 +48,7 @@ impl WaitGraph {
     }
 
     /// Removes these waits from the graph, each a node and a place. A wait stays if all ranks have arrived at the
-    /// place, or if a stopped rank has not: the process of that rank is there and cannot come. `stopped`: for each
+    /// place, or if a stopped rank has not: the process of that rank exists and cannot arrive. `stopped`: for each
     /// rank, whether it is stopped.
     pub(crate) fn drop_waits(&mut self, waits: &[(Node, usize)], stopped: &[bool]) {
         for &(node, place) in waits {

@@ -11,7 +11,7 @@ use rcomm_recorder::model::OpType;
 
 impl WaitGraph {
     /// Leaves out the wait of a rank in messages that have arrived, if the rank also waits at a place where another is
-    /// missing: such messages end as soon as the program comes to wait for them.
+    /// missing: such messages end as soon as the program waits for them.
     pub(super) fn leave_out_delivered(&mut self) {
         for place in 0..self.places.len() {
             let Place::Batch {

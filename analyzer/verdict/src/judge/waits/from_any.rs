@@ -5,8 +5,8 @@ use crate::align::p2p::{self, Half, Messages};
 use crate::align::{Aligned, GroupIx, RecordIx, UnknownReason};
 use rcomm_recorder::model::Rank;
 
-/// The ranks from which the member `me` may still receive a message from any source, and what is known of each. If all
-/// records hold all their messages, only the ranks that have sent least to `me`.
+/// The ranks from which the member `me` may still receive a message from any source, and what is known about each. If
+/// all records hold all their messages, only the ranks that have sent least to `me`.
 pub(super) fn possible_senders(
     aligned: &Aligned<'_>,
     messages: &Messages,

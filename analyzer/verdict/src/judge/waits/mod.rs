@@ -1,5 +1,5 @@
-//! Who waits for whom: the graph of waits ([`wait_graph`]), its components and roots ([`wait_root`]), and where a rank is
-//! missed first ([`missed`]).
+//! Which rank waits for which: the graph of waits ([`wait_graph`]), its components and roots ([`wait_root`]), and where
+//! a rank is missed first ([`missed`]).
 
 pub(crate) mod busy;
 mod components;

@@ -300,8 +300,9 @@ fn end_of(state: &TicketState, part: usize) -> MessageEnd {
     }
 }
 
-/// Copies a message from its sender to its receiver; each is a ticket, the part of its block and the group rank. An
-/// operation ends when its last message has been copied, or with an error as soon as one does not fit its receiver.
+/// Copies a message from its sender to its receiver. Each of the two is given as a ticket, the part of its block, and
+/// the group rank. An operation ends when its last message has been copied, or with an error as soon as one does not
+/// fit its receiver.
 fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
     let (sender, send_part, source) = send;
     let (receiver, recv_part, _) = recv;

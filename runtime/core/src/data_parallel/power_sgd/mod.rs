@@ -24,8 +24,8 @@ const MIN_GAIN: usize = 2;
 /// those that this would not make half as large, are averaged as they are.
 ///
 /// What the compression loses is added to the next step's gradient on each rank (error feedback), and Q is kept as the
-/// start of the next step (warm start). So the result is not the average of a step, but the sum over many steps comes
-/// close to that of the averages. The method is that of Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank
+/// start of the next step (warm start). So the result is not the average of a step, but the sum over many steps is
+/// close to the sum of the averages. The method is that of Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank
 /// Gradient Compression for Distributed Optimization", NeurIPS 2019. Matrices are computed in `f32`. The hook keeps one
 /// `f32` for each element of a compressed parameter, and its two factors.
 ///

@@ -77,7 +77,7 @@ impl From<Errno> for Broken {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waited {
-    /// The server has replied: the keys are set, or all have come to the barrier.
+    /// The server has replied: the keys are set, or all ranks have arrived at the barrier.
     Ended,
     /// No reply arrived in time, and the wait was cancelled.
     TimedOut,

@@ -1,4 +1,4 @@
-//! Why a client has no connection to a server, in words that say what is known.
+//! The reason why a client has no connection to a server, as far as the client knows it.
 
 use crate::op::error::{Error, ErrorKind};
 use rcomm_recorder::publish::{STORE_TAKES_TLS, TlsError};

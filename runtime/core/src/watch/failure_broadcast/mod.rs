@@ -196,7 +196,7 @@ impl FailureBroadcast {
             let pause = LOOK_TIME.min(left_until(until));
             let looked = Instant::now();
             let has_ended = has_ended(&incident.wait(pause, has_ended));
-            // The watchdog makes no round meanwhile.
+            // Until then the watchdog makes no further round.
             self.ran(looked.elapsed().min(2 * LOOK_TIME));
             has_ended
         };

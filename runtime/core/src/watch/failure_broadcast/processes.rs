@@ -25,8 +25,8 @@ pub(crate) trait Processes: Send + Sync {
     /// Until the store has answered, if there are such ranks whose processes are not known yet.
     fn learn_stopped(&self, ranks: &[Rank]);
 
-    /// Whether a signal has stopped the process of this rank. False if that cannot be seen from here, as of a rank on
-    /// another host, and if it is not known which process the rank is.
+    /// Whether a signal has stopped the process of this rank. False if that cannot be seen from here, for example for a
+    /// rank on another host, or if it is not known which process the rank is.
     fn is_stopped(&self, rank: Rank) -> bool;
 }
 

@@ -234,8 +234,8 @@ impl Responder {
         roll_answered
     }
 
-    /// Until when a dump for another rank's alarm may keep this rank's status from being published: a disk that does
-    /// not respond must not make it look as if this rank did not answer.
+    /// The time until which a dump for another rank's alarm may delay this rank's status: a disk that does not respond
+    /// must not make this rank look silent.
     fn dump_until(&self) -> Instant {
         Instant::now() + DUMP_WAIT.min(self.broadcast.parts.status_wait / 4)
     }

@@ -6,9 +6,9 @@
 //! | `rcomm/roll/<attempt>` | how often the roll was called | a rank with an operation that comes near its time-out |
 //! | `rcomm/here/<attempt>/<rank>` | the newest call that the rank has answered | every rank |
 //!
-//! All times here are those for which this process has run, as the rounds of its watchdog count them: after a job was
-//! suspended, its ranks are continued one after another, and a rank that was just continued must not take the others for
-//! silent.
+//! All times here are those for which this process has run, as the rounds of its watchdog count them. After a job was
+//! suspended, its ranks are continued one after another, and a rank that was just continued must not consider the
+//! others silent.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, which_are_set};
@@ -73,7 +73,7 @@ impl RollCall {
 pub(super) struct RollCalls {
     /// For how long this process has run, in ns.
     time: AtomicU64,
-    /// Whether the roll is to be called.
+    /// Whether the roll must be called.
     is_due: AtomicBool,
     /// The newest call that this rank has made or joined: its number, and when.
     called: Mutex<Option<(i64, Duration)>>,

@@ -52,7 +52,7 @@ impl Arrivals {
     }
 
     /// The members that are not known to have arrived, ascending. For a message, only those that have not answered or
-    /// have ended: an answer does not show whether its rank has come to the message.
+    /// have ended: an answer does not show whether its rank has reached the message.
     pub(super) fn absent(&self, is_p2p: bool) -> Vec<Rank> {
         let missing = self.missing.iter().map(|(rank, _)| rank);
         let missing = missing.filter(|_| !is_p2p);

@@ -202,7 +202,7 @@ impl StatusExchange {
         }
         let mut text = arrivals.to_text(query.is_p2p);
         let (arrived, absent) = (arrivals.arrived.clone(), arrivals.absent(query.is_p2p));
-        // A rank that has come to the operation does not hold it up.
+        // A rank that has arrived at the operation does not delay it.
         let have_come = query.waited_for.iter().all(|rank| arrived.contains(rank));
         let roots = match have_come && !query.waited_for.is_empty() {
             true => &absent,
@@ -252,7 +252,7 @@ impl StatusExchange {
         }
     }
 
-    /// How long after an alarm the answers of ranks are waited for that have not answered this call.
+    /// How long after an alarm this rank waits for ranks that have not answered this call.
     fn wait_for_silent(&self, call: RollCall) -> Duration {
         let rest = self.wait_time.saturating_sub(call.age);
         rest.max(LOST_TIME).min(self.wait_time)
@@ -344,9 +344,9 @@ impl StatusExchange {
         (!last.is_empty() && !text.is_empty()).then(|| (text, last.into_iter().collect()))
     }
 
-    /// The ranks for which `rank` has waited for at least half of the operation's time-out: those that its report names, and the
-    /// members of its pending collectives that have not come to them, or have not answered. Empty if `rank` has not
-    /// answered.
+    /// The ranks for which `rank` has waited for at least half of the operation's time-out: those that its report
+    /// names, and the members of its pending collectives that have not arrived or have not answered. Empty if `rank`
+    /// has not answered.
     fn waits_of(
         &self,
         store: &dyn Store,

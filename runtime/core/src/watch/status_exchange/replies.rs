@@ -59,7 +59,7 @@ pub(crate) struct CauseOfWait<'a> {
 /// Why a time-out names ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WhyNamed {
-    /// They have not come to the operation.
+    /// They have not arrived at the operation.
     Absent,
     /// They have not come, or have not answered.
     AbsentOrSilent,
@@ -103,7 +103,7 @@ impl Summary {
         }
     }
 
-    /// The replies for `asks`, the rank that reads the summary. That rank asks, so it has come, even if the summary
+    /// The replies for `asks`, the rank that reads the summary. That rank asks, so it has arrived, even if the summary
     /// lists it as absent. No member of a message counts as arrived: an answer does not show that its rank has come.
     pub(super) fn replies(self, query: &StatusQuery<'_>, asks: Rank) -> StatusReplies {
         let Some(mut absent) = self.absent else {

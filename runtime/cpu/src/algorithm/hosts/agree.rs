@@ -4,8 +4,8 @@
 //! 1. In one phase, the ranks of a host compare signatures and show each other their bytes. If signatures
 //!    differ, they show their headers in another phase.
 //! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
-//! 3. The first rank of each host shows the other ranks of its host the result: the data of all ranks (of lists of
-//!    counts only the largest sum), or the reason why there is no agreement.
+//! 3. The first rank of each host shows the result to the other ranks of its host: the data of all ranks (for lists of
+//! counts, only the largest sum), or the reason why there is no agreement.
 
 use super::HostTransports;
 use super::host_exchange::HostExchange;

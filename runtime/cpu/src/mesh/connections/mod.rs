@@ -373,7 +373,7 @@ impl Mesh {
         match watched.get(&peer) {
             Some(WatchedPeer::Open(stream)) => match stream.peek(&mut [0]) {
                 Ok(0) => return Ok(PeerState::Gone),
-                // The connection broke, which does not show whether the process has ended.
+                // The connection broke; that does not show whether the process has ended.
                 Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
                     watched.insert(peer, WatchedPeer::Dialing);
                 }

@@ -16,7 +16,7 @@ const READ_BYTES: u64 = 8 * 1024;
 const MOST_MESSAGES: usize = 65_536;
 /// Maximum number of messages of the kernel that are shown.
 const SHOWN_MESSAGES: usize = 2;
-/// A message of the kernel that is older than this, in ms, is not shown: it is not taken for a cause of the hang.
+/// A message of the kernel that is older than this, in ms, is not shown: it is not considered a cause of the hang.
 const MOST_AGE_MS: f64 = 3_600_000.0;
 
 /// The last lines of a process's standard error or, if that has none, of its standard output; empty if neither goes

@@ -53,7 +53,7 @@ impl Check for OddMessage {
             if resized && end.paired {
                 continue;
             }
-            // A rank that is itself at fault does not show what others should have done.
+            // A rank that is at fault itself does not show what others should have done.
             if odd.siblings.iter().all(accused) {
                 continue;
             }

@@ -231,7 +231,7 @@ fn are_gone(ctx: &Context<'_>, nodes: &[Node]) -> bool {
 }
 
 /// A clause on how many ranks wait at a place for frozen ones, for how long, and how many wait in all. If all that
-/// waited have ended meanwhile, it is not known how long they waited.
+/// waited have ended since, it is not known how long they waited.
 fn waiting(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> String {
     let arrived = &ctx.graph.arrived[place];
     match (are_gone(ctx, arrived), arrived.len()) {

@@ -248,8 +248,8 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
     Some(not_arrived(ctx, culprits, sentence, witness))
 }
 
-/// A rank that ends an operation later than this after its deadline had no processor meanwhile, ns. The search for the
-/// reason that another rank may have given takes up to two seconds.
+/// A rank that ends an operation later than this after its deadline had no processor in that time, ns. The search for
+/// the reason that another rank may have given takes up to two seconds.
 const OVERRUN_NS: i64 = 2_500_000_000;
 
 /// How much longer than its time-out a rank was in an operation, ns; `None` if it ended soon after its deadline, or has

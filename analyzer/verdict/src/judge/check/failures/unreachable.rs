@@ -104,7 +104,7 @@ impl<'a> Links<'a> {
     fn of(ctx: &'a Context<'_>) -> Self {
         let mut ends = BTreeMap::new();
         for (index, record) in ctx.aligned.records.iter().enumerate() {
-            // A process that is stopped samples nothing, and what it saw last is old.
+            // A stopped process samples nothing, and what it saw last is old.
             if record.stop().is_some() {
                 continue;
             }
@@ -233,9 +233,9 @@ impl<'a> Links<'a> {
 /// Which direction of a link works, seen from the ranks that are cut off.
 #[derive(Clone, Copy)]
 enum Direction {
-    /// What these ranks send arrives, what is sent to them does not.
+    /// What these ranks send arrives; what is sent to them does not.
     Outward,
-    /// What is sent to these ranks arrives, what they send does not.
+    /// What is sent to these ranks arrives; what they send does not.
     Inward,
 }
 

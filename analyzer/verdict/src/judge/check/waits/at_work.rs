@@ -32,7 +32,7 @@ pub(super) struct AtWork {
     paused_ms: Option<f64>,
     /// Whether their processes are known to live.
     live: bool,
-    /// Of their records the one that shows the shortest wait, if it was taken much earlier than the newest record.
+    /// Among their records, the one that shows the shortest wait, if it was taken much earlier than the newest record.
     early: Option<Early>,
 }
 
@@ -101,8 +101,8 @@ struct Early {
     before_ms: f64,
 }
 
-/// That of the records of these ranks which were taken much earlier than the newest, and shows the shortest wait; `None`
-/// if none was, or if it is not known how long others waited.
+/// Among the records of these ranks that were taken much earlier than the newest, the one that shows the shortest wait;
+/// `None` if none was taken so early, or if it is not known how long others waited.
 fn first_seen_missing(ctx: &Context<'_>, place: usize, ranks: &[Rank]) -> Option<Early> {
     if ctx.gave_up_ns(place).is_some() {
         return None;

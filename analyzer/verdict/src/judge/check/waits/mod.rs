@@ -1,4 +1,4 @@
-//! Faults that the waits show: ranks that did not come, messages without a peer, cycles.
+//! Faults that the waits show: ranks that did not arrive, messages without a peer, cycles.
 
 pub(super) mod all_arrived_stuck;
 mod at_work;

@@ -128,7 +128,7 @@ fn lost_in_no_operation<'a>(ctx: &'a Context<'_>, rank: Rank) -> &'a [Rank] {
     }
 }
 
-/// The highest confidence if ranks do not agree on their groups: less than that of the finding that says so.
+/// The highest confidence if ranks do not agree on their groups: less than that of the finding on that disagreement.
 const GROUPS_DIFFER: f64 = 0.45;
 
 /// The highest confidence if a missing rank may wait in the call that makes a group.
@@ -138,7 +138,7 @@ const GROUP_UNMADE: f64 = 0.6;
 const BUSY: f64 = 0.8;
 
 /// The highest confidence if a rank is missing in a record that was taken much earlier than others, and it is not known
-/// of all other members whether they came.
+/// of all other members whether they arrived.
 const MISSED_EARLY: f64 = 0.5;
 
 /// The highest confidence if several ranks are missing that wait for nothing: all may be at fault, or one alone.

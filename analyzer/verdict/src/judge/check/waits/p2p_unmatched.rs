@@ -430,7 +430,7 @@ enum Omission {
     NotPosted,
     /// One of the ranks did not post the other half, and it is not known which.
     AnyOf,
-    /// The devices of the ranks have not come to the other half, which the ranks posted.
+    /// The devices of the ranks have not reached the other half, which the ranks posted.
     NotStarted,
 }
 
@@ -545,7 +545,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], omission: Omission) ->
             draft.alternatives = vec![culprits.clone(), vec![waiting]];
         }
     }
-    // A rank whose device has not come to its half, or that is in another operation, is not at work between two.
+    // A rank whose device has not reached its half, or that is in another operation, is not at work between two.
     let is_at_work =
         omission != Omission::NotStarted && nodes.iter().all(|&node| !ctx.graph.waits(node));
     let at_work = is_at_work.then(|| may_still_come(ctx, place, &culprits));

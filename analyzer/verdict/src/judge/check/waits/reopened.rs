@@ -1,4 +1,4 @@
-//! E130 and E103 beside operations that are taken for unfinished as a guess.
+//! E130 and E103 where operations are considered unfinished as a guess.
 //!
 //! Gloo's own recorder shows no completions. An operation that all members have joined may be over or stuck, and waits
 //! that lead to it are no proof of a cause. Where other waits form a cycle, the order of the program still shows who
@@ -84,7 +84,7 @@ fn doubt(ctx: &Context<'_>, reopened: &[usize]) -> String {
     )
 }
 
-/// The highest confidence of a finding on a cycle beside an operation that may be stuck as well.
+/// The highest confidence of a finding on a cycle if another operation may be stuck as well.
 const BESIDE_REOPENED: f64 = 0.75;
 
 /// The ranks of a shortest cycle, a rank of the minority first: each waits where the next is known to be missing, and

@@ -1,8 +1,8 @@
 //! W280: some ranks use two groups in the opposite order, and no error was found.
 //!
-//! A device may run the operations of all its groups one after the other. Where a rank issues number `s` of one group
-//! before number `t` of another and a rank that is in both groups does the opposite, each of the two can come to wait
-//! for the other: a deadlock that has not happened yet. Once it has, E130 names it.
+//! A device may run the operations of all its groups one after the other. If a rank issues number `s` of one group
+//! before number `t` of another, and a rank in both groups does the opposite, the two can end up waiting for each
+//! other: a deadlock that has not happened yet. Once it has, E130 names it.
 //!
 //! Only operations that need every member are compared, and only those of groups on a device: on a host, threads that
 //! each use one group wait only in that group.

@@ -1,6 +1,6 @@
 //! W220: a rank or a whole host repeatedly arrives late. N306: ranks take turns at being late, or wait for processors.
 //!
-//! Reports nothing beside an error. [`Lateness`] has found which ranks are late and what that costs.
+//! Reports nothing if there is an error. [`Lateness`] has found which ranks are late and what that costs.
 
 use crate::align::retiring_is_all;
 use crate::judge::check::Check;

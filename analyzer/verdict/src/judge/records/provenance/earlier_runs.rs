@@ -1,9 +1,9 @@
 //! Leaves aside the records of an earlier run of a job of the same name.
 //!
-//! A job that is started again under its name, by hand or because it was queued again, writes beside the rings that its
-//! earlier run left, with the same ranks and often the same attempt. A run that ends in order removes its own rings and
-//! leaves its launcher's record beside the rings of older runs; that record tells that those are older. Without it, the
-//! times of the rings distinguish the runs: the processes of one run live at the same time.
+//! A job that is started again under its name, by hand or because it was queued again, writes next to the rings that
+//! its earlier run left, with the same ranks and often the same attempt. A run that ends in order removes its own rings
+//! and leaves its launcher's record next to the rings of older runs; that record shows that those are older. Without
+//! it, the times of the rings distinguish the runs: the processes of one run live at the same time.
 
 use super::{CLOCKS_AGREE_NS, LeftAside};
 use crate::align::record::Record;

@@ -173,7 +173,7 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
     if worlds.len() < 2 {
         return;
     }
-    // Rings of dead processes beside those of living ones were left by an earlier run.
+    // Rings of dead processes next to those of living ones were left by an earlier run.
     let last_ns = worlds.values().map(|world| world.left_ns).max();
     let best = worlds.iter().max_by_key(|(ranks, world)| {
         // A world whose ranks hang has the older operations, and leaves its files later. Copies are written together.

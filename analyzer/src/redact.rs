@@ -189,8 +189,8 @@ impl Redactor {
         }
     }
 
-    /// Replaces in a sentence what looks like a path, an address or a host with a port, and the hosts that are known by
-    /// now, with the users before them (`user@host`).
+    /// Replaces in a sentence what looks like a path, an address, or a host with a port, and also the hosts that are
+    /// known by now, with the users before them (`user@host`).
     pub fn text(&self, text: &str) -> String {
         self.learn_from(text);
         let hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -79,7 +79,7 @@ impl NodeJobs {
         }
     }
 
-    /// Begins a view without a chosen job: if several jobs are alive and the records of one of them show an error, the
+    /// Begins a view without a chosen job. If several jobs are alive and the records of one of them show an error, the
     /// view shows the newest such job, not the newest of all. Changes nothing if a job is chosen, or if the directory
     /// cannot be read: the view's source reports that.
     ///

@@ -155,8 +155,8 @@ impl Live {
 
     /// A snapshot of the job; `None` if [`Live::urgency`] is [`Urgency::No`].
     ///
-    /// The report is a collector's own if it has read more ranks than the other sources, and else is made from the
-    /// records of all ranks that are not silent. Findings on silent ranks and from NCCL's RAS are added to both.
+    /// The report is a collector's own if that has read more ranks than the other sources. Otherwise it is made from
+    /// the records of all ranks that are not silent. Findings on silent ranks and from NCCL's RAS are added to both.
     pub fn refresh(&mut self, at: Moment) -> Option<Snapshot> {
         if self.urgency(at) == Urgency::No {
             return None;
@@ -190,8 +190,8 @@ impl Live {
             slot.take_signs();
         }
         let mut ranks = recorded_views(&self.kept, &self.silent, at, world_size);
-        // The last record of a silent rank is old: judged with the new records of the others, the rank would be blamed
-        // for operations that it may have issued since.
+        // The last record of a silent rank is old: if it were judged with the new records of the others, the rank would
+        // be blamed for operations that it may have issued since.
         let dumps: Vec<Arc<Dump>> = ranks
             .iter()
             .filter(|view| !view.silent)

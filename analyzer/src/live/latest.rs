@@ -51,9 +51,9 @@ impl Slot {
         self.due.iter().any(|&due| due <= as_of_ns)
     }
 
-    /// Copies signs of life into the record if they matter: if an operation has become overdue since the record's time,
-    /// if the process is stopped or traced, or if they are newer than the record by [`SIGNS_LAG_NS`], since a heartbeat
-    /// that is not copied would seem to have stopped.
+    /// Copies signs of life into the record if they matter: an operation has become overdue since the record's time,
+    /// the process is stopped or traced, or the signs are newer than the record by [`SIGNS_LAG_NS`]. A heartbeat that
+    /// is not copied would seem to have stopped.
     pub(super) fn take_signs(&mut self) {
         let (heartbeat, as_of) = self.signs;
         let Some(taken) = self.dump.as_ref().map(|dump| dump.identity.dump_time_ns) else {
@@ -263,8 +263,8 @@ impl LatestRecords {
             .collect()
     }
 
-    /// The time up to which all records show what happened: the oldest last answer of the sources of ranks that have a
-    /// record and are neither dead nor silent, by the median of these ranks' clocks. If there is no such rank, it is
+    /// The time up to which all records show what happened, by the median of these ranks' clocks: the oldest of the
+    /// last answers about ranks that have a record and are neither dead nor silent. If there is no such rank, it is
     /// `at`. `None` if there are such ranks, but none has stated its time.
     ///
     /// So an operation counts as old as it was when it was last seen pending.

@@ -207,7 +207,7 @@ type NewFinding = fn(Vec<Rank>, String) -> Finding;
 
 /// The findings from NCCL's reports: processes that NCCL considers dead or that do not answer it, errors on its
 /// communicators, and ranks whose launch counts have been behind without a change for `overdue`. The last kind is left
-/// out if the state of the job `is_explained` by other findings; in each communicator, only the first kind of operation
+/// out if the state of the job `is_explained` by other findings. In each communicator, only the first kind of operation
 /// and the first count that are behind become a finding.
 pub(super) fn library_findings(
     watched: &[Watched],

@@ -275,9 +275,9 @@ fn judge_repeatedly(
     }
 }
 
-/// Polling takes at most a fiftieth of a core, unless an operation may have become overdue, and so does judging, unless
-/// it is urgent or has rested for [`LONGEST_REST`]: the time from one beginning to the next is at least this many times
-/// as long as the processor time.
+/// Polling takes at most a fiftieth of a core, unless an operation may have become overdue. So does judging, unless it
+/// is urgent or has rested for [`LONGEST_REST`]. The time from one beginning to the next is at least this many times as
+/// long as the processor time.
 const TIME_PER_COST: u32 = 50;
 
 /// A judgment that is needed begins at most this long after the last one began, or as soon as that one is over.

@@ -1,9 +1,9 @@
 //! Takes the native stack of a process of this node, which shows where the code below Python waits.
 //!
 //! To walk a native stack, a program has to hold the process for a moment. So the stack is taken only of ranks at
-//! fault, by the first of these programs that is installed and gives one: py-spy, which reads the frames in about a
-//! tenth of a second, then elfutils' eu-stack, then gdb, which first reads the symbols of all libraries. A process that
-//! is stopped, traced or in an uninterruptible wait is not touched. For such a process, and where no program may trace,
+//! fault, by the first of these programs that is installed and gives one: py-spy, eu-stack of elfutils, gdb. py-spy
+//! reads the frames in about a tenth of a second; gdb first reads the symbols of all libraries. A process that is
+//! stopped, traced or in an uninterruptible wait is not touched. For such a process, and where no program may trace,
 //! only the kernel's own view is taken.
 
 use super::py_spy::{self, PROGRAM as PY_SPY};

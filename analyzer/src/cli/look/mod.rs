@@ -1,6 +1,6 @@
-//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and shows the report on the newest
-//! that can be judged; if several jobs live, on the newest whose report has an error. Prints how to get records of jobs
-//! of which these paths hold none.
+//! `rcomm-fr` without arguments: looks for records in the usual paths of this node, and shows the report on the newest
+//! that can be judged. If several jobs live, it prefers those whose report has an error. Prints how to get records of
+//! jobs of which these paths hold none.
 
 mod advice;
 

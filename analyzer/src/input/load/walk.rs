@@ -24,8 +24,9 @@ pub struct Unsearched<'a> {
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
 /// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unsearched` is called
-/// for these, for what could not be listed, and for links that lead nowhere or to a folder that is not searched: one
-/// that is not below `folder`, is hidden, or lies more than 16 levels down. The other files are found nevertheless.
+/// for these, for what could not be listed, and for links that lead nowhere or to a folder that is not searched. A
+/// folder is not searched if it is not below `folder`, is hidden, or lies more than 16 levels down. The other files are
+/// found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),

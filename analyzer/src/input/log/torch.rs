@@ -305,8 +305,9 @@ const CONSEQUENCE_TYPES: &[&str] = &[
     "SignalException",
 ];
 
-/// Reads an exception like `OSError: [Errno 39] Directory not empty` at the start of a message with a label, or after
-/// the lines of a traceback without labels: PyTorch labels no exception of a rank that has not made its first group.
+/// Reads an exception like `OSError: [Errno 39] Directory not empty`, at the start of a message with a label, or after
+/// the lines of a traceback without labels. PyTorch does not label exceptions of a rank that has not made its first
+/// group.
 fn exception(line: &Line<'_>, in_traceback: bool, found: &mut Events) {
     // Without a label, the text of any program could be mistaken for the end of a rank.
     let is_labeled = line.label.rank.is_some() || line.label.local_rank.is_some();

@@ -199,8 +199,8 @@ impl<'a> Aligned<'a> {
     }
 
     /// The record that shows a rank's part in a group. If several recorders recorded the rank: the record that lists
-    /// the group, preferably one with operations there; else the one by the recorder that recorded a peer there; if no
-    /// peer was recorded either, the newest. `None` if the rank left no such record.
+    /// the group, preferably one with operations there. If none lists it, the record by the recorder that recorded a
+    /// peer there; if no peer was recorded either, the newest. `None` if the rank left no such record.
     pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
         let mut of_rank = self.records_of(rank);
         if self.by_rank.len() == self.records.len() {

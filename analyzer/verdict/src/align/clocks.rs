@@ -2,7 +2,7 @@
 //!
 //! A collective that needs every member ends on all members at nearly the same moment. The difference of two members'
 //! completion times is therefore the difference of their clocks plus that of the delays with which their recorders
-//! noticed. A single delay may be long, since a watchdog checks periodically, but the delays of two ranks are
+//! noticed. A single delay may be long, since a watchdog checks periodically. But the delays of two ranks are
 //! distributed alike, so the mean difference over all common collectives approaches that of the clocks. Its error
 //! follows from how much the means of stretches of the record differ. For a recorder that records no completion times,
 //! issue times are used. The estimate spreads from group to group to all ranks; the ranks of one host share a clock.
@@ -62,9 +62,9 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
     known
 }
 
-/// Replaces the estimates of the ranks of one host by their median where they differ from it by at most their own
-/// spread, or 1 ms if that is more. Ranks of one host share a clock, so the error shrinks with the root of their
-/// number.
+/// Replaces the estimate of a rank by the median of its host's ranks, if it differs from the median by at most the
+/// spread of its own values, or 1 ms if that is more. Ranks of one host share a clock, so the error shrinks with the
+/// root of their number.
 fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
     let mut hosts: HashMap<&str, Vec<RecordIx>> = HashMap::new();
     for (record, full_record) in aligned.records.iter().enumerate() {

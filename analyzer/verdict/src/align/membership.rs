@@ -33,8 +33,8 @@ pub(crate) struct Group {
     pub(crate) backend: Option<String>,
 }
 
-/// Whether a record's group without a name may be another group than the world: gloo's own recorder keeps the members
-/// of the newest group only, and the record shows that its process made other groups than the world.
+/// Whether a record's group without a name may be another group than the world. gloo's own recorder keeps the members
+/// of the newest group only, and this record shows that its process made groups other than the world.
 pub(crate) fn names_newest_only(shared: &Shared, record: &Record) -> bool {
     let is_other = |local: &LocalGroup| {
         let group = &shared.groups[local.group as usize];
@@ -239,8 +239,8 @@ fn part_of(parts: &[GroupPart<'_>], record: &Record, backend: Option<&str>) -> u
     found.or_else(|| parts.iter().position(same)).unwrap_or(0)
 }
 
-/// Adds the ranks without a record to a group whose members no record describes: if exactly one group of a description
-/// is smaller than the largest, and smaller by just the number of these ranks, they are its members.
+/// Adds the ranks without a record to a group whose members no record describes. If exactly one group of a description
+/// is smaller than the largest, by just the number of these ranks, they are its members.
 fn add_unread_members(
     shared: &Shared,
     records: &[Record],

@@ -5,11 +5,11 @@
 //! is the same at both ends.
 //!
 //! There are two ways to find n; both use [`ends`]. [`MessageNumbers`] sees one record at a time and gives a number
-//! only if it is certain, because its caller publishes the number before it reads the record of the other end: an
-//! exported span cannot be withdrawn. It therefore needs every operation from the first one on: it gives no number
-//! after a lost entry, and none to a receive after one from any source. [`super::p2p`] has the records of both ends and
-//! must judge a waiting rank even if its ring has lost the beginning: it shifts one list against the other until they
-//! fit best. The result may change with the next snapshot, and it is marked if it is not certain.
+//! only if it is certain. Its caller publishes the number before it reads the record of the other end, and an exported
+//! span cannot be withdrawn. It therefore needs every operation from the first one on: it gives no number after a lost
+//! entry, and none to a receive after one from any source. [`super::p2p`] has the records of both ends, and must judge
+//! a waiting rank even if its ring has lost the beginning: it shifts one list against the other until they fit best.
+//! The result may change with the next snapshot, and it is marked if it is not certain.
 
 use rcomm_recorder::model::{OpType, Peer, Rank};
 use rcomm_recorder::publish::Dump;

@@ -20,8 +20,8 @@ pub(crate) struct OneSided {
 /// The unfinished accesses to other ranks' windows that the record's rank waits in, in order of issue. `pending` are
 /// the unfinished collectives and messages of the record.
 ///
-/// Accesses that a device has not reached are left out, and two kinds of waits for a signal: those whose signal the
-/// peer's record shows as sent, and those that a thread of their own holds open while the rank works.
+/// Accesses that a device has not reached are left out. So are two kinds of waits for a signal: those whose signal the
+/// peer's record shows as sent, and those that a separate thread holds open while the rank works.
 pub(crate) fn one_sided_of(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -64,8 +64,8 @@ fn is_access(op: &Op) -> bool {
 /// Whether the record of `peer` shows at least as many signals to `member` as the record of `member` shows waits for
 /// them.
 ///
-/// False if that is unknown: a record does not name the window of a signal, so the records of a group with several
-/// windows do not show it, and a ring that has dropped operations does not hold all signals.
+/// False if that is unknown. A record does not name the window of a signal, so the records of a group with several
+/// windows do not show it; and a ring that has dropped operations does not hold all signals.
 fn is_sent(aligned: &Aligned<'_>, group: GroupIx, (member, peer): (u32, u32)) -> bool {
     let record_of = |member: u32| {
         let (record, _) = aligned.lane(group, member as usize)?;

@@ -29,8 +29,8 @@ pub(crate) struct Pending {
     pub(crate) position: u32,
     pub(crate) kind: PendingKind,
     pub(crate) arrival: Arrival,
-    /// Whether the operation consists of receives that a thread of its own holds open while the rank works: such a
-    /// thread waits for its next task, and the rank does not wait for the receives.
+    /// Whether the operation consists of receives that a separate thread holds open while the rank works: such a thread
+    /// waits for its next task, and the rank does not wait for the receives.
     pub(crate) held_open: bool,
     /// Whether the operation consists of messages whose other halves have completed ([`is_delivered`]).
     pub(crate) delivered: bool,

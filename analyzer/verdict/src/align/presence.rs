@@ -145,7 +145,7 @@ impl Aligned<'_> {
     }
 
     /// The presence of a collective in a group of which a wrapped ring holds nothing: absent if a peer issued it after
-    /// a collective that both issued and that the ring still holds, else unknown.
+    /// a collective that both issued and that the ring still holds; else unknown.
     pub(super) fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
         // At most this many peers of each group are compared, which bounds the time in large groups.
         const MAX_PEERS: usize = 16;
@@ -261,9 +261,8 @@ impl Aligned<'_> {
     /// or shows as pending. What it lacks then proves nothing. The record `except` is ignored.
     ///
     /// False for a record that states when it was taken, which is judged by that time
-    /// ([`went_on_after`](Self::went_on_after)), and for the ring of a stopped
-    /// process, which lacks nothing: an operation in which the process had done its part may complete for the others
-    /// after the stop.
+    /// ([`went_on_after`](Self::went_on_after)). False also for the ring of a stopped process, which lacks nothing: an
+    /// operation in which the process had done its part may complete for the others after the stop.
     pub(crate) fn ends_before_its_peers(&self, record: RecordIx, except: Option<RecordIx>) -> bool {
         let full_record = &self.records[record];
         if full_record.identity.dump_time_ns > 0

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// When a record was taken, common time, ns; `None` if it is unknown. If it is not known how its clock relates to the
-/// others', `at_ns` is by its own clock: that a record is early is then a guess, which only leaves more open.
+/// others', `at_ns` is by its own clock. That a record is early is then a guess, and the guess only leaves more open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
     /// When it was taken, or when its file was written.
@@ -74,9 +74,10 @@ impl Extremes {
 }
 
 impl Aligned<'_> {
-    /// Marks records as too early if they were taken before their peers came to where they wait for these ranks, or, of
-    /// early ones, soon after, and no peer had waited for them before. `taken`: for each record, when it was taken;
-    /// `newest_ns`: the newest of these times by the clocks that are known. `messages`: of these records.
+    /// Marks records as too early if they were taken before their peers began to wait for these ranks. Of early
+    /// records, also those that were taken soon after that, if no peer had waited for the ranks before. `taken`: for
+    /// each record, when it was taken; `newest_ns`: the newest of these times by the clocks that are known. `messages`:
+    /// of these records.
     pub(crate) fn note_taken(
         &mut self,
         taken: &[Taken],

@@ -103,7 +103,7 @@ impl Analysis {
 
     /// Notes when the file of the dump that is added next was written, ns since the epoch. `None` if that is unknown,
     /// or if the dump states when it was taken. Where no record states that, ages are those at the newest of these
-    /// times; a record is also compared with the time of its own file, since hosts' clocks may differ.
+    /// times. A record is also compared with the time of its own file, since hosts' clocks may differ.
     pub fn note_written(&mut self, written_ns: Option<i64>) {
         self.next_written_ns = written_ns;
         self.policy.written_ns = self.policy.written_ns.max(written_ns);

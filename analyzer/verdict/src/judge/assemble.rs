@@ -209,7 +209,7 @@ fn how_many_wait(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> Str
     format!("; {waiting} of {} ranks {verb} in all", ctx.graph.ranks)
 }
 
-/// Since when ranks wait because of a finding; `None` if the finding is not an error, or if none of its targets is a
+/// Since when ranks wait because of a finding. `None` if the finding is not an error, or if none of its targets is a
 /// place where a rank waits or a rank that is missed at one.
 fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
     if draft.code.severity() != Severity::Error {
@@ -288,8 +288,8 @@ impl Shortfall {
     }
 }
 
-/// Adds one N301 on ranks without a record that no finding blames and that are not known to be silent and, if no
-/// finding is an error, on ranks whose record was read only in part. Then adds what [`note_lost_history`] finds.
+/// Adds one N301 on ranks without a record that no finding blames and that are not known to be silent. If no finding is
+/// an error, it is also on ranks whose record was read only in part. Then adds what [`note_lost_history`] finds.
 fn note_absences(
     ctx: &Context<'_>,
     drafts: &[(FindingDraft, Vec<Rank>)],
@@ -455,10 +455,10 @@ fn note_verdict(
 
 /// Adds notes on what the records cannot show.
 ///
-/// N302 says that rings dropped entries that would show whether their ranks had reached a place where others wait; that
-/// rings dropped operations that are unfinished by a group's status; that rings may have dropped the operations that
-/// their ranks are in; and that rings had no room for network transfers. N300 says that records are outdated, and that
-/// an operation which others completed is unfinished in a record.
+/// N302 reports rings that dropped entries which would show whether their ranks had reached a place where others wait;
+/// rings that dropped operations that are unfinished by a group's status; rings that may have dropped the operations
+/// that their ranks are in; and rings that had no room for network transfers. N300 says that records are outdated, and
+/// that an operation which others completed is unfinished in a record.
 fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     use crate::align::UnknownReason;
     let lost: BTreeSet<Rank> = ctx

@@ -1,9 +1,9 @@
 //! Finds collectives on which the members of a group disagree.
 //!
 //! The calls of the members under one (group, sequence number) are divided into parts that agree. The largest part is
-//! right. If several are equally large, these decide in turn: whether input and output of the calls fit, what the
-//! sibling groups (of the same family) issued under the number, and the group's own past: which call followed the same
-//! calls before. If nothing decides, every part is an alternative.
+//! right. If several are equally large, these decide in turn: whether input and output of the calls fit; what the
+//! sibling groups (of the same family) issued under the number; and the group's own past, that is, which call followed
+//! the same calls before. If nothing decides, every part is an alternative.
 
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, GroupIx, Numbers, RecordIx};
@@ -50,8 +50,8 @@ pub(crate) struct Disagreement {
     pub(crate) completed: bool,
 }
 
-/// The first disagreement of each group, and the first one of each further rank that deviates later: of a group at most
-/// [`MAX_PER_GROUP`], and none after one in which no part is known to be right.
+/// The first disagreement of each group, and the first one of each further rank that deviates later: at most
+/// [`MAX_PER_GROUP`] of a group, and none after one in which no part is known to be right.
 pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
     let found = aligned.shared.map(aligned.groups.len(), |group| {
         let mut found = Vec::new();

@@ -80,8 +80,8 @@ impl StillInside {
     }
 }
 
-/// The collectives that are unfinished in a record and that others completed long before its file was written: the
-/// record was taken before that, or the operation does not end on that rank. At most one for each record.
+/// The collectives that are unfinished in a record and that others completed long before its file was written: either
+/// the record was taken before that, or the operation does not end on that rank. At most one for each record.
 pub(crate) fn still_inside(aligned: &Aligned<'_>) -> Vec<StillInside> {
     // Thousands of ranks may be unfinished in one collective, so each is looked up once.
     let mut first_ends: HashMap<(GroupIx, u32), Option<i64>> = HashMap::new();

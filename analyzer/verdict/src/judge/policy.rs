@@ -194,9 +194,9 @@ pub(crate) fn each_taken(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Taken> {
     written.map(of_record).collect()
 }
 
-/// When a record was taken from a process that continued, or when its file was written; common time, ns, or its own if
-/// it is not known how its clock relates to the others'. `None` if the time is not known, and for a ring or the last
-/// record of a process, which lack nothing. `None` also for a dump of a job that is watched: a record that has not
+/// When a record was taken from a process that continued, or when its file was written. Common time, ns; by its own
+/// clock if it is not known how that relates to the others'. `None` if the time is not known, and for a ring or the
+/// last record of a process, which lack nothing. `None` also for a dump of a job that is watched: a record that has not
 /// changed is not taken again.
 pub(crate) fn taken_ns(aligned: &Aligned<'_>, policy: &Policy, record: RecordIx) -> Option<i64> {
     let full_record = &aligned.records[record];
@@ -289,8 +289,9 @@ pub(crate) fn of_young_files(
     has_pending.then_some(as_of_writing)
 }
 
-/// How old an operation of a record was when the newest file was written, at `written_ns`, common time, or when the
-/// record's own file was, if that gives a lower age: the newest file may be of a host whose clock is ahead.
+/// How old an operation of a record was when the newest file was written, at `written_ns`, common time; or when the
+/// record's own file was written, if that gives a lower age, since the newest file may be of a host whose clock is
+/// ahead.
 pub(crate) fn age_when_written(
     aligned: &Aligned<'_>,
     record: RecordIx,

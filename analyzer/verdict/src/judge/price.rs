@@ -5,8 +5,8 @@
 //! operation that is small counts for W240 only. So no moment is paid for twice within a group. Where groups overlap in
 //! time, the prices of W230 and W240 are lowered until they fit into the part of the job's time that W220 leaves.
 //!
-//! Other causes have no price. What a pipeline's schedule leaves idle, and what a slow link costs, looks in the records
-//! like any other wait in a message or a collective: the records do not show how short it could have been.
+//! Other causes have no price. What a pipeline's schedule leaves idle, and what a slow link costs, look in the records
+//! like any other wait in a message or a collective: the records do not show how short the wait could have been.
 
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;

@@ -3,7 +3,7 @@
 //!
 //! If one end of a message left its half out, the two records contradict each other, and neither shows which end is
 //! wrong. The siblings show it, since the same member of another pipeline runs the same program. Its messages with the
-//! same peer are compared with the rank's own, with the collectives of all groups between them as marks: so a step that
+//! same peer are compared with the rank's own, with the collectives of all groups between them as marks. So a step that
 //! was left out is found where it happened, not where the job stopped because of it.
 
 use crate::align::event::{lane_of_family, nth_of_family, other_end};

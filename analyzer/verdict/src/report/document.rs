@@ -115,8 +115,8 @@ impl Report {
     }
 
     /// The finding to show first: the first error or warning. `None` if there is none, or if the job is over and the
-    /// verdict is `ended`, `cancelled` or `inconclusive`, or `crashed` without an error: then a view shows first how it
-    /// ended.
+    /// verdict is `ended`, `cancelled` or `inconclusive`, or is `crashed` without an error: then a view shows first how
+    /// it ended.
     pub fn lead(&self) -> Option<&Finding> {
         use Verdict::{Cancelled, Crashed, Ended, Inconclusive};
         let is_error = |finding: &Finding| finding.severity == Severity::Error;
@@ -130,8 +130,8 @@ impl Report {
         findings.find(|finding| finding.severity != Severity::Note && !over)
     }
 
-    /// Whether a stuck job does not wait any more: the first error is that a rank failed (E150), and of each other rank
-    /// every operation that did not end has failed. False if one of them was not read.
+    /// Whether a stuck job does not wait any more: the first error is that a rank failed (E150), and every operation of
+    /// the other ranks that did not end has failed. False if one of them was not read.
     pub fn has_failed(&self) -> bool {
         let is_cause = |f: &&Finding| f.severity == Severity::Error && f.caused_by.is_none();
         let mut causes = self.findings.iter().filter(is_cause);
@@ -414,8 +414,8 @@ pub struct RankReport {
     pub last_call: Option<String>,
     /// The largest of the rank's median arrival lags in its groups, ms; `None` if none was measured.
     pub lag_p50_ms: Option<f64>,
-    /// The share of the job's time that was lost because of the rank, 0..1, by the rule of W220; the sum over all ranks
-    /// is the share lost in all. `None` if that is unknown or the job is stuck.
+    /// The share of the job's time that was lost because of the rank, 0..1, by the rule of W220. The sum over all ranks
+    /// is the whole share that was lost. `None` if that is unknown or the job is stuck.
     pub lag_share: Option<f64>,
 }
 

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 /// The ranks that a job's store lists: the endpoints of ranks of rcomm or, if there is none, PyTorch's worker servers.
 ///
-/// The store is searched until it lists either; then the source keeps to that kind, and searches for the other one
-/// only if no rank of that kind is listed any more.
+/// The store is searched until it lists either. Then the source keeps to that kind, and searches for the other kind
+/// only if no rank of its kind is listed any more.
 pub struct StoreSource {
     store: HostPort,
     endpoints: EndpointSource,

@@ -5,8 +5,8 @@
 //! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
 //! executing anything. If a rank does not answer, the others are shown nevertheless.
 //!
-//! A whole ring is about 1 MB. So from the second poll on, NCCL's recorder is asked only for the operations under way:
-//! if these and the progress of the groups are as they were, no collective was issued. Otherwise, and once 10 to 17
+//! A whole ring is about 1 MB. So from the second poll on, NCCL's recorder is asked only for the operations under way.
+//! If these and the progress of the groups have not changed, no collective was issued. Otherwise, and once 10 to 17
 //! seconds have passed, depending on the rank, the whole ring is read again. An answer with the same bytes is not
 //! parsed again.
 

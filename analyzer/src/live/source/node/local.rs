@@ -11,9 +11,9 @@ use std::time::Instant;
 /// The newest job of this node: the rings that [`RingSource`] shows or, if no process of that job is alive, the living
 /// processes of a job that keeps no rings ([`ProcessSource`]).
 ///
-/// A shown job is not replaced at once: rings are shown for five minutes after their last process ended, if one lived
-/// while they were shown, and processes until all have ended. If the user has chosen a job, its rings are read or, as
-/// long as it has none, its processes.
+/// A shown job is not replaced at once. Rings are shown for five minutes after their last process ended, if one lived
+/// while they were shown; processes are shown until all have ended. If the user has chosen a job, its rings are read
+/// or, as long as it has none, its processes.
 pub struct LocalSource {
     directory: PathBuf,
     choice: JobChoice,

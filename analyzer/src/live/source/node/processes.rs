@@ -42,8 +42,8 @@ pub struct RankProcess {
 
 impl RankProcess {
     /// The processes on this node whose environment this user may read, and in which a launcher has set a rank and
-    /// `MASTER_ADDR`: by rank, then by process id. Shells and other programs that only start a rank are left out, and
-    /// so are processes whose parent is another process of the same rank and job that is no such program.
+    /// `MASTER_ADDR`: by rank, then by process id. Shells and other programs that only start a rank are left out. So
+    /// are processes whose parent is another process of the same rank and job, unless the parent only starts ranks.
     pub fn list() -> Vec<Self> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let found: HashMap<u32, (Self, Option<u32>)> = entries
@@ -51,7 +51,7 @@ impl RankProcess {
                 let pid = entry.file_name().to_str()?.parse().ok()?;
                 let process = Self::read(pid, &entry.path())?;
                 // The name is read after the environment, since both change when the process runs another program: a
-                // name that was read before could be that of the process which started the shell.
+                // name that was read earlier could be that of the process that started the shell.
                 let name = status(pid, "Name")?;
                 if STARTERS.contains(&name.as_str()) {
                     return None;

@@ -2,7 +2,7 @@
 //!
 //! torchcomms numbers all operations of a process together, sends and receives of all communicators included, so its
 //! `collective_seq_id` does not identify a collective across ranks. Here the collectives of each communicator in a
-//! record, its lane, are counted separately. If the ring has wrapped, the count starts at an unknown number: such a
+//! record, its lane, are counted separately. If the ring has wrapped, the count starts at an unknown number. Such a
 //! lane is aligned with a peer's by the newest completed collectives, and moved a few places if fewer calls differ
 //! there.
 

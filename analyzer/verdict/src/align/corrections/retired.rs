@@ -81,10 +81,10 @@ impl Aligned<'_> {
         }
     }
 
-    /// Whether the members' records were taken one after the other while the job ran: a member continued for several
-    /// rounds since an operation that the last one lacks, or the members ahead of the last one are at different
-    /// operations. Members that wait for one rank stop at the same operation, or one apart if the first time-out ended
-    /// a member sooner. `behind`: the newest number that every member has issued.
+    /// Whether the members' records were taken one after the other while the job ran. That is so if a member continued
+    /// for several rounds since an operation that the last one lacks, or if the members ahead of the last one are at
+    /// different operations. Members that wait for one rank stop at the same operation, or one apart if the first
+    /// time-out ended a member sooner. `behind`: the newest number that every member has issued.
     fn went_on(&self, group: GroupIx, behind: Option<u32>) -> bool {
         if behind.is_some_and(|behind| self.completed_to[group].is_over(behind.saturating_add(1))) {
             return true;

@@ -16,7 +16,7 @@ const AHEAD: usize = 4;
 /// At most this many operations of a communicator are only in the plug-in's record: a backend issues one itself to
 /// connect the ranks of a new communicator.
 const PLUGIN_ONLY: usize = 1;
-/// If either ring has dropped operations, at least this many operations must agree; fewer are enough if both records
+/// If either ring has dropped operations, at least this many operations must agree. Fewer are enough if both records
 /// are known to be of one process and the times agree, too. If only times show that the process is the same, at least
 /// this many must agree in any case.
 const ENOUGH: usize = 8;
@@ -217,8 +217,8 @@ fn partner(
     }
 }
 
-/// The pattern under which NCCL's profiler reports an operation that NCCL runs as one collective; `None` for messages
-/// and operations that NCCL runs as messages, and for blocks, agreements and one-sided accesses.
+/// The pattern under which NCCL's profiler reports an operation that NCCL runs as one collective. `None` for messages
+/// and for operations that NCCL runs as messages, and for blocks, agreements and one-sided accesses.
 fn as_collective(kind: OpType) -> Option<Pattern> {
     match kind.pattern() {
         // A barrier is an all-reduce of one element.

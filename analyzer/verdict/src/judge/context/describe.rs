@@ -333,7 +333,7 @@ impl Context<'_> {
         (newest.thread != NONE).then_some(newest.thread)
     }
 
-    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to
+    /// What a rank has issued on the thread that last used this group, since a common time, ns, when others began to
     /// wait there for it: how many operations, and the newest of them. `None` if it issued none, or none in the second
     /// half of that time. Collectives of this group do not count: they come before the one that the rank has not
     /// issued. Of a rank that has not used the group yet, the operations of all threads count.
@@ -372,8 +372,8 @@ impl Context<'_> {
     }
 
     /// Like [`last_seen`](Self::last_seen), but only on the thread that last used the group of the operation `said`,
-    /// and for a sentence that already says whether the rank has issued that operation: if the rank issued it last, it
-    /// is not named again. `None` if the sentence already says all.
+    /// and for a sentence that already states whether the rank has issued that operation. If the rank issued it last,
+    /// it is not named again. `None` if the sentence already says all.
     pub(crate) fn last_seen_beside(&self, record: RecordIx, said: &OpRef) -> Option<String> {
         let thread = self.thread_of(record, said.group);
         let (does, position) = self.newest_call(record, thread);

@@ -41,8 +41,8 @@ impl Context<'_> {
     }
 
     /// The end of the time that ages measure, common time, ns. `None` if the records do not state when they were taken,
-    /// since their newest operations may be much older, unless they are judged by the times of their files; and `None`
-    /// if the job is over and the time of its end is unknown.
+    /// since their newest operations may be much older; but not if they are judged by the times of their files. `None`
+    /// also if the job is over and the time of its end is unknown.
     pub(crate) fn as_of_ns(&self) -> Option<i64> {
         match self.until() {
             Until::Written if !self.young_files => None,

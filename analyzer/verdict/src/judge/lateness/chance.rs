@@ -175,8 +175,9 @@ impl Tally {
         self.worst_units = deciding.into_iter().map(|(_, unit)| unit).collect();
     }
 
-    /// The share of the deciding stretches that count as independent for a unit, 0..1: the number of runs of stretches in
-    /// which it cost most or did not, by the number that chance makes of as many of both.
+    /// The share of the deciding stretches that count as independent for a unit, 0..1. It is the number of runs of
+    /// stretches in which the unit cost most or did not, divided by the number of runs that chance makes of as many of
+    /// both.
     fn independent_share(&self, unit: usize) -> f64 {
         let is_worst: Vec<bool> = (self.worst_units.iter())
             .map(|&worst| worst == unit)
@@ -216,8 +217,7 @@ impl Tally {
     }
 
     /// Whether units take turns at being late: no unit cost most in more than half of the deciding stretches, of which
-    /// there are at least [`LEAST_TURNS`], and none cost more than half of what the job lost, since one long delay is
-    /// no turn.
+    /// there are at least [`LEAST_TURNS`], and none caused more than half of the job's loss. One long delay is no turn.
     pub(crate) fn is_by_turns(&self) -> bool {
         let most = self.delays_ms.values().map(Vec::len).max().unwrap_or(0);
         let dearest_ms = self.price_ms.values().copied().fold(0.0, f64::max);
@@ -293,8 +293,8 @@ impl Tally {
 
 /// Each delay: its unit and what it cost, ms.
 ///
-/// A unit that comes late cannot be late by as much again before that time has passed. Losses that follow the first
-/// sooner are one delay with it, which costs as much as its largest loss: it costs in each group in which the unit
+/// A unit that comes late cannot be late by as much again before that time has passed. Losses that follow the first one
+/// sooner are one delay with it. The delay costs as much as its largest loss: it costs in each group in which the unit
 /// comes next. Losses that devices measured are a delay each: their times are those at which hosts issued the
 /// operations, and a host may issue many at once.
 fn delays(mut losses: Vec<Loss>) -> Vec<(usize, f64)> {

@@ -8,9 +8,9 @@
 //! The *loss* of an instance is how much earlier it would have begun if its last member had arrived together with the
 //! second last. A rank may be late only because it waited for another rank before: in a message, or on another group,
 //! perhaps one of which a member left no record. And a delay that was already counted must not be counted again. So two
-//! times since the members' previous common operation are summed for the last and the second last member: for how long
-//! the member waited, and for how long others waited for it. If the last member's sum is larger, the difference is
-//! subtracted from the loss. Arrivals are not compared across messages unless both ranks passed the same messages.
+//! times since the members' previous common operation are summed for the last and the second last member: how long the
+//! member waited, and how long others waited for it. If the last member's sum is larger, the difference is subtracted
+//! from the loss. Arrivals are not compared across messages unless both ranks passed the same messages.
 //!
 //! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
 //! them is repeatedly late, unless waits for a processor explain that ([`starved`]). If there is no such rank or host,

@@ -179,7 +179,7 @@ impl<'a> ArrivalReader<'a> {
     }
 
     /// How long the rank's device was still busy with earlier operations when its host issued this one, and the error
-    /// of that, ms: a host that is so far ahead delays nothing. `None` if durations are recorded or no earlier
+    /// of that, ms. A host that is so far ahead delays nothing. `None` if durations are recorded or no earlier
     /// completion is known.
     pub(super) fn busy_ms(
         &self,
@@ -263,9 +263,9 @@ impl<'a> ArrivalReader<'a> {
         aligned.shared.map(aligned.records.len(), of_record)
     }
 
-    /// Whether instances show how long the rank of a record waited in an operation, or the rank waits for no other
-    /// there: the operation is a collective that needs all members, and each of them has a record, or the group has one
-    /// member.
+    /// Whether instances show how long the rank of a record waited in an operation, or whether the rank waits for no
+    /// other there. That is so if the operation is a collective that needs all members and each of them has a record,
+    /// or if the group has one member.
     pub(super) fn is_compared(&self, record: RecordIx, op: &Op) -> bool {
         let is_message = op.kind.is_p2p() || op.kind == OpType::Coalesced;
         let group = self.aligned.lanes[record].get(usize::from(op.group));

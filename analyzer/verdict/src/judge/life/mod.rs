@@ -43,8 +43,9 @@ pub(crate) struct Life {
     gone: BTreeMap<Rank, Gone>,
     /// Events after this common time, ns, may already belong to the end of the whole job.
     settled_ns: i64,
-    /// When the last process that left a record ended, common time, ns, if none of these is left and the ends of ranks
-    /// without a record are unknown; `None` if one is left, if the job is over, or if no sign of life dates the end.
+    /// When the last process that left a record ended, common time, ns, if none of these processes is left and the ends
+    /// of ranks without a record are unknown. `None` if one is left, if the job is over, or if no sign of life dates
+    /// the end.
     none_left_ns: Option<i64>,
     /// From this common time on, ns, failures follow from the signal by which the launcher or each process was asked to
     /// end; `i64::MAX` if none was.
@@ -259,11 +260,11 @@ impl Life {
         self.gone.get(&rank)
     }
 
-    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher or its
-    /// processes were asked to end it: operations that were young at that time are not a hang. If the time of the end
-    /// is unknown, all pending operations count. If the job is not known to be over, the time of judgment is at most
-    /// the end of the last process that left a record, if none of these is left, or when the processes were asked to
-    /// end.
+    /// The policy for this job. If the job is over, the time of judgment is its end, or the time at which its launcher
+    /// or its processes were asked to end it: operations that were young at that time are not a hang. If the time of
+    /// the end is unknown, all pending operations count. If the job is not known to be over, the time of judgment is at
+    /// most the end of the last process that left a record, if none of these is left, or the time at which the
+    /// processes were asked to end.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
@@ -338,7 +339,7 @@ fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
         .copied()
 }
 
-/// From when on failures may follow from a signal that asked for the end, common time, ns: a launcher of these records'
+/// From when on failures may follow from a signal that asked for the end, common time, ns. A launcher of these records'
 /// attempt received it, or each process did, the first of them at `asked_each_ns`. `i64::MAX` if there was no such
 /// signal.
 fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord], asked_each_ns: Option<i64>) -> i64 {
@@ -475,8 +476,8 @@ impl End {
 }
 
 /// Whether some of the ranks `first`, whose order is not known, may have been terminated because another one of them
-/// ended: there are several, no launcher noted the end of any, not each noted its own exit, and they are not all ranks
-/// of some hosts.
+/// ended. That is so if there are several, no launcher noted the end of any, not each noted its own exit, and they are
+/// not all ranks of some hosts.
 fn follow_each_other(aligned: &Aligned<'_>, gone: &[Gone], first: &[Rank]) -> bool {
     let first_gone = gone.iter().filter(|process| first.contains(&process.rank));
     let first_gone: Vec<&Gone> = first_gone.collect();

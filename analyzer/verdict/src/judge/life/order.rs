@@ -214,8 +214,8 @@ fn interrupted_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
 }
 
 /// When the first process noted that a signal asked it to end, common time, ns. `None` unless some processes are gone,
-/// and all processes, except those that ended in order, noted such a signal at about one time, as a terminal sends it
-/// to all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
+/// and all processes, except those that ended in order, noted such a signal at about one time: a terminal sends it to
+/// all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
 pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64> {
     // For each process that was asked: when it noted that, and when it ended.
     let mut asked: Vec<(i64, i64)> = Vec::new();
@@ -256,10 +256,10 @@ pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64>
     Some(first_ns)
 }
 
-/// Which processes ended first if others noted that a signal asked them to end, as a launcher sends it once a process
-/// has failed: those that noted no exit, since they were killed or aborted, that gave no sign of life after the first
-/// of the others had ended, and that did not suffer from another's end. `None` if no process noted such a signal, if
-/// one noted another exit, or if no process remains that may have ended first.
+/// Which processes ended first if others noted that a signal asked them to end: a launcher sends it once a process has
+/// failed. They are those that noted no exit, since they were killed or aborted, that gave no sign of life after the
+/// first of the others had ended, and that did not suffer from another's end. `None` if no process noted such a signal,
+/// if one noted another exit, or if no process remains that may have ended first.
 fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
     let (asked, others): (Vec<&Gone>, Vec<&Gone>) = failed
         .iter()

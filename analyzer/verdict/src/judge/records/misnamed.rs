@@ -39,8 +39,8 @@ pub(crate) fn settle(shared: &Shared, records: &mut Vec<Record>, problems: &mut 
     });
 }
 
-/// Whether the groups of every record have the rank before the one that the name of its file states, and one name
-/// states the rank after the last rank of its record's groups.
+/// Whether the groups of every record contain the rank before the one in its file's name, and some file's name states
+/// the rank after the last rank of its record's groups.
 fn count_from_one(shared: &Shared, records: &[Record]) -> bool {
     let fits = |record: &Record| {
         let groups = used_by(shared, record);

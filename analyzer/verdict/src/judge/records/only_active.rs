@@ -1,7 +1,7 @@
 //! Finds dumps from which completed operations were left out (onlyActive).
 //!
 //! Record ids that are missing between operations show such a dump. If no ids are missing there, the dump looks like a
-//! small ring that has wrapped and whose operations are all unfinished; but such a ring may have dropped unfinished
+//! small ring that has wrapped and whose operations are all unfinished. But such a ring may have dropped unfinished
 //! operations. The dumps of a job are all written in one way, so the other dumps show which of the two it is.
 
 use crate::align::record::{Record, may_leave_out};
@@ -50,9 +50,9 @@ impl Dumps {
         self.held = Some((least.min(held), most.max(held)));
     }
 
-    /// Whether a dump that looks active and holds `held` operations is no wrapped ring: no dump holds a completed
-    /// operation, and one shows by its ids that operations were left out, or the dumps that look active are not all of
-    /// one size. A dump of a single operation is no ring.
+    /// Whether a dump that looks active and holds `held` operations is no wrapped ring. That is so if no dump holds a
+    /// completed operation, and either one dump shows by its ids that operations were left out, or the dumps that look
+    /// active are not all of one size. A dump of a single operation is no ring.
     fn are_active(&self, held: usize) -> bool {
         let differ = self
             .held

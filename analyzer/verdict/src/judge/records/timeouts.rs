@@ -30,7 +30,7 @@ pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
 }
 
 /// The time-out of the newest collective of a record that failed. `None` if it did not fail by its time-out, if all
-/// members had issued it by then, if members cannot be compared, or if the record is no ring or has failures.
+/// members had issued it by then, if members cannot be compared, or if the record is not a ring or has failures.
 fn timeout(
     shared: &Shared,
     records: &[Record],

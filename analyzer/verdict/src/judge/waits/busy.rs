@@ -1,7 +1,7 @@
 //! Finds ranks of which one thread has stopped while another continues.
 //!
 //! The thread that continues is nearly always inside some operation. In the graph, such an operation seems to keep its
-//! rank from what the others wait for, although it has only just begun: the root of the waits is then an operation that
+//! rank from what the others wait for, although it has only just begun. The root of the waits is then an operation that
 //! all members have issued, or a cycle, and not the rank that others wait for.
 
 use crate::align::RecordIx;
@@ -43,7 +43,7 @@ pub(crate) fn find(ctx: &Context<'_>) -> Vec<WaitRoot> {
 }
 
 /// Whether others wait for this rank in a collective, and its operations in `places` did not cause that wait: another
-/// thread issued them, which has continued meanwhile, and they are much younger.
+/// thread issued them, that thread has continued since, and they are much younger.
 fn is_busy(ctx: &Context<'_>, node: Node, places: &[usize]) -> bool {
     let now_ns = ctx
         .as_of_ns()

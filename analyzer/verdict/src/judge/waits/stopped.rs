@@ -17,9 +17,9 @@ pub(super) fn stopped_nodes(aligned: &Aligned<'_>) -> Vec<bool> {
 }
 
 impl WaitGraph {
-    /// Removes the waits of stopped ranks in collectives that all members have joined, and that all members that are
-    /// not stopped have completed, if others wait for these ranks elsewhere: the record of such a rank ends there, and
-    /// does not show that the rank is still inside. `stopped`: for each rank, whether its process is stopped.
+    /// Removes the waits of stopped ranks in collectives that all members have joined and that all other members have
+    /// completed, if ranks wait elsewhere for the stopped ones. The record of a stopped rank ends there, and does not
+    /// show that the rank is still inside the operation. `stopped`: for each rank, whether its process is stopped.
     pub(super) fn drop_waits_of_stopped(&mut self, stopped: &[bool]) {
         let is_missed = |node: Node| {
             let mut missing = self.missing.iter().flatten();

@@ -87,8 +87,8 @@ pub(crate) struct WaitGraph {
 impl WaitGraph {
     /// Builds the graph of all unfinished operations.
     ///
-    /// In a snapshot the age of an operation decides when to judge, never which rank to name: the graph has no places
-    /// as long as nothing is due, and from then on it has places for old and young operations alike. [`WaitGraph::due`]
+    /// In a snapshot the age of an operation decides when to judge, never which rank to name. The graph has no places
+    /// as long as nothing is due; from then on it has places for old and young operations alike. [`WaitGraph::due`]
     /// marks the nodes to which due waits lead; only these are worth a finding.
     pub(crate) fn new(
         aligned: &Aligned<'_>,
@@ -359,7 +359,7 @@ impl WaitGraph {
         reversed
     }
 
-    /// Enters each rank at its oldest unfinished operation, unless its ring may have dropped that one: used if starts
+    /// Enters each rank at its oldest unfinished operation, unless its ring may have dropped that one. Used if starts
     /// are recorded and no unfinished operation has started on any rank.
     fn enter_unstarted(&mut self, aligned: &Aligned<'_>) {
         for record in 0..aligned.records.len() {

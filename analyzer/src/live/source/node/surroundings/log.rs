@@ -71,8 +71,9 @@ pub(super) struct Message {
     text: String,
 }
 
-/// The newest messages that may concern a process which started at this time, seconds since the system started: all on
-/// GPUs, which may have failed before, and those on killed processes since then. All if the time is unknown.
+/// The newest messages that may concern a process that started at this time, in seconds since the system started: all
+/// on GPUs, which may have failed before, and those on processes that were killed since then. All if the time is
+/// unknown.
 pub(super) fn facts_of(messages: &[Message], started_s: Option<f64>) -> Vec<Fact> {
     let concerns = |message: &&Message| {
         let is_of_gpu = message.text.contains(XID);

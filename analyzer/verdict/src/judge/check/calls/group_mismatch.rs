@@ -1,7 +1,7 @@
 //! E105: ranks state different members for one group, or made their groups in different orders.
 //!
-//! Records state the members of the groups that their ranks made. All members make a group together (with PyTorch
-//! all ranks of the world), so a member that states other members under the same name has made another group: the two
+//! Records state the members of the groups that their ranks made. All members make a group together (with PyTorch all
+//! ranks of the world), so a member that states other members under the same name has made another group. The two
 //! communicators never meet, and a recorder that starts with the communicator shows no operation of them. The
 //! statements are proof by themselves, even if nothing is pending.
 //!
@@ -258,8 +258,8 @@ fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
 }
 
 /// The finding on ranks that state other members than others. Its culprit is the one rank that is part of every
-/// contradiction, or else its culprits are the ranks that state other members than the majority; without either it has
-/// none.
+/// contradiction. If there is none, its culprits are the ranks that state other members than the majority; without a
+/// majority it has none.
 fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let all_pairs: BTreeSet<(Rank, Rank)> = conflicts
         .iter()

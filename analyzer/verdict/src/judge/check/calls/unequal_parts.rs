@@ -324,9 +324,9 @@ fn roots_of(instance: &InstanceCalls<'_>) -> Vec<usize> {
         .collect()
 }
 
-/// The disagreement on the root of a gather or a scatter. `None` if one member takes itself for the root, if the
-/// recorder names the parts on every member, or if none does and the root is not known from the past or a member has
-/// not come.
+/// The disagreement on the root of a gather or a scatter. `None` if exactly one member considers itself the root, or if
+/// the recorder names the parts on every member. `None` also if no member's parts are named and the root is not known
+/// from the past or a member has not arrived.
 fn roots(ctx: &Context<'_>, instance: &InstanceCalls<'_>) -> Option<Found> {
     let found = roots_of(instance);
     let past = past_root(ctx, instance);

@@ -1,7 +1,7 @@
 //! Failures inside an exchange of which a record lacks the sizes of pairs.
 //!
 //! A member that names other sizes than its peers expect may complete its part and continue, while the operation of a
-//! peer that receives too much fails; gloo ends the whole process of such a peer. Where a record lacks the sizes of
+//! peer that receives too much fails. gloo ends the whole process of such a peer. Where a record lacks the sizes of
 //! pairs, the rank that failed may be such a peer.
 
 use crate::align::pending::on_device;
@@ -18,7 +18,7 @@ const ABORTED_CODE: i32 = 128 + ABORTED;
 
 /// Does what [`leave_open`] does, to a finding on processes that ended inside the collective `seq` of a group. Leaves
 /// the finding as it is if every culprit is known to have ended in another way than by aborting, or if the collective
-/// runs on a device: wrong sizes end a process only on hosts, and only by an abort.
+/// runs on a device. Wrong sizes end a process only on hosts, and only by an abort.
 pub(super) fn leave_end_open(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -63,7 +63,7 @@ pub(super) fn leave_open(ctx: &Context<'_>, group: GroupIx, seq: u32, draft: &mu
 }
 
 /// Whether the process of a rank is known to have ended in another way than by aborting: it raised an exception, it was
-/// ended for want of memory, or it ended by another signal or exit code.
+/// ended because memory ran out, or it ended by another signal or exit code.
 fn ended_otherwise(ctx: &Context<'_>, rank: Rank) -> bool {
     let mut records = ctx.aligned.records_of(rank);
     if records.any(|record| ctx.raised(record).is_some()) {

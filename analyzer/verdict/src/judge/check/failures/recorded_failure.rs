@@ -131,7 +131,7 @@ fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     found
 }
 
-/// Whether a failure follows from the signal by which the launcher or each process was asked to end: a program that
+/// Whether a failure follows from the signal by which the launcher or each process was asked to end. A program that
 /// raises `KeyboardInterrupt` aborts its group, and its peers lose it. A time-out does not follow from it if its
 /// operation was already overdue when the signal came.
 fn follows_from_the_end(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
@@ -195,8 +195,8 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Blames no rank if no culprit left a record, and other ranks left none, either: a rank that loses a peer ends, so one
-/// of the other ranks may have gone before.
+/// Blames no rank if no culprit left a record, and other ranks left none, either. A rank that loses a peer ends, so one
+/// of the other ranks may have ended before the culprit.
 fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let is_unread = |rank: &Rank| ctx.aligned.record_of(*rank).is_none();
     let expected = ctx.aligned.expected.iter().copied();

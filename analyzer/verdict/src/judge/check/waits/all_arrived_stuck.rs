@@ -3,7 +3,7 @@
 //! message are posted and their tags may differ.
 //!
 //! In an E135 the program did its part, so the cause is the fabric, a device or the library. The check finds something
-//! only if the operation has had time to finish and no other cause was found: a peer that is missing elsewhere, or a
+//! only if the operation has had time to finish and no other cause was found. A peer that is missing elsewhere, or a
 //! member that merely finished first, explains such a wait better.
 
 use super::tags;

@@ -38,10 +38,10 @@ pub(super) struct AtWork {
 
 /// These ranks, which are missed at a place, as ranks that may still come. `None` if they have been missed for
 /// [`LONG`], or for half of the operation's shortest time-out, if that is shorter; if it is not known for how long they
-/// have been missed; if those that waited for them gave up; or if one has raised an exception.
+/// have been missed; if those that waited for them gave up; or if one of them has raised an exception.
 ///
-/// For how long they are missed counts until now if they live, else until their records were taken, or until the files
-/// of the records were written if no record states a time.
+/// How long they are missed counts until now if they live. Otherwise it counts until their records were taken, or until
+/// the files of the records were written if no record states a time.
 pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) -> Option<AtWork> {
     let has_raised = |rank: &Rank| {
         let mut records = ctx.aligned.records_of(*rank);

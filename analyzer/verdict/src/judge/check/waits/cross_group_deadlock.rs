@@ -1,11 +1,11 @@
 //! E130: ranks wait on each other across groups.
 //!
 //! In a cycle all ranks wait, so no rank is idle. But usually one rank took two steps of the program in another order
-//! than all others. So for each rank of the cycle, and each place where it is missed, the ranks of the job vote: this
-//! check counts how many of them take that step first, and how many the step in which the rank waits. The rank that is
-//! outvoted most is the culprit, and the cycle is the proof. If the votes are even, the rank's own past decides,
-//! provided that it is regular; both sides remain alternatives. A rank with a single peer to compare with, which
-//! contradicts it, is the culprit if no other rank of the cycle is contradicted.
+//! than all others. So for each rank of the cycle, and each place where it is missed, the ranks of the job vote. This
+//! check counts how many of them take that step first, and how many take first the step in which the rank waits. The
+//! rank that is outvoted most is the culprit, and the cycle is the proof. If the votes are even, the rank's own past
+//! decides, provided that it is regular; both sides remain alternatives. A rank with a single peer to compare with,
+//! which contradicts it, is the culprit if no other rank of the cycle is contradicted.
 //!
 //! A rank that has issued later operations, but still not the one that its peers wait for, did not swap two steps but
 //! left one out: then the finding is E103.

@@ -131,7 +131,8 @@ fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64
 
 /// The finding on readable ranks that left the order of the program: they explain the waits for a rank without a
 /// record, which may itself wait for them. `None` if the waits lead to no rank without a record, if there are too many
-/// waits, if a recorder names no peers, or if no rank, or more than half of those that wait, left the order.
+/// waits, if a recorder names no peers, or if the ranks that left the order are none, or more than half of those that
+/// wait.
 fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     // With more waits than this, the orders are not compared: it would take too long.
     const MAX_WAITS: usize = 1 << 14;
@@ -323,10 +324,10 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft
 }
 
-/// Whether the other records leave almost no explanation but that the one culprit is gone: no other rank lacks a record
-/// or left one too early to show whether it came, at least three ranks wait for it in an operation that needs all
-/// members and has parts of one size, none failed there or ended early, and no rank exchanges messages with it or shares
-/// a group of two with it.
+/// Whether the other records leave almost no explanation but that the one culprit is gone. Four things must hold: no
+/// other rank lacks a record or left one too early to show whether it arrived; at least three ranks wait for the
+/// culprit in an operation that needs all members and has parts of one size; none of them failed there or ended early;
+/// and no rank exchanges messages with it or shares a group of two with it.
 fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bool {
     const WAITING: usize = 3;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {

@@ -77,7 +77,7 @@ impl Check for NotJoined {
     }
 }
 
-/// The ranks that are missing at a place because they lost others that are missing there, too, in a call that records
+/// The ranks that are missing at a place because they lost others, which are missing there too, in a call that records
 /// no operation, such as the one that makes a group ([`lost_in_no_operation`]). Every rank that they lost is missing,
 /// and their losses lead, directly or through the losses of others, to a missing rank that lost none of the missing.
 /// Ranks that only lost each other do not count.
@@ -476,8 +476,8 @@ fn ruled_out(
     reasons
 }
 
-/// A rank that has issued at least this many operations on the same thread since has probably left the operation out:
-/// its stack would only show a program that runs.
+/// A rank that has issued at least this many operations on the same thread since then has probably left the operation
+/// out: its stack would only show a running program.
 const WENT_ON: usize = 3;
 
 /// The next step of the finding. It is about the first of `records`, which are the culprits'.

@@ -16,8 +16,8 @@ use crate::report::format::{count, format_ranks};
 use std::collections::{HashMap, VecDeque};
 
 /// The finding on ranks that left the order of the others, if the waits lead to operations that all members have
-/// joined, in records in which only `retired` shows that an operation is over. Whether such an operation was reopened
-/// rightly is a guess.
+/// joined. It concerns records in which only `retired` shows that an operation is over. Whether such an operation was
+/// reopened rightly is a guess.
 ///
 /// `None` if the waits lead to no such operation, if a record shows completions, if there are too many waits, if a rank
 /// of the minority is not clearly outvoted, or if none is in a cycle.

@@ -264,8 +264,8 @@ impl Apart {
 }
 
 /// Follows a member from the first number at which its place differs until it has issued from every place as often as
-/// the others. Returns this number, the one under which it first issues from where the others issued the first, and the
-/// last number; `None` if that is not a crossing within [`LONGEST`] numbers.
+/// the others. Returns this number, the number under which it first issues from the place where the others issued the
+/// first, and the last number. `None` if that is not a crossing within [`LONGEST`] numbers.
 fn stretch(
     first: u32,
     common: &HashSet<u32>,

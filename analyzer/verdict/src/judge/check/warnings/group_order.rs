@@ -5,7 +5,7 @@
 //! other: a deadlock that has not happened yet. Once it has, E130 names it.
 //!
 //! Only operations that need every member are compared, and only those of groups on a device: on a host, threads that
-//! each use one group wait only in that group.
+//! use one group each wait only in that group.
 
 use crate::align::pending::on_device;
 use crate::align::{GroupIx, Lane, RecordIx};

@@ -1,9 +1,9 @@
 //! W160: a ring overwrites records that the analysis needs, or could not keep records.
 //!
-//! A ring that has wrapped is the normal case and is not reported, unless it has overwritten the operation that the
-//! rank is in or the entries that show whether it arrived where others wait, or unless the program reports its steps
-//! and one step has more operations than the ring holds. Records that the ring never held, or holds only in part, are
-//! always reported.
+//! A ring that has wrapped is the normal case and is not reported, with two exceptions. Either it has overwritten the
+//! operation that the rank is in, or the entries that show whether the rank arrived where others wait. Or the program
+//! reports its steps, and one step has more operations than the ring holds. Records that the ring never held, or holds
+//! only in part, are always reported.
 
 use crate::align::UnknownReason;
 use crate::align::pending::front_is_lost;

@@ -100,7 +100,7 @@ fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
 /// watchdog, and half a second of delay.
 const MAX_SILENCE_NS: i64 = 1_500_000_000;
 
-/// Leaves aside the rings of one job and attempt whose processes are gone, and gave their last sign of life more than
+/// Leaves aside the rings of one job and attempt whose processes are gone and gave their last sign of life more than
 /// [`MAX_SILENCE_NS`] plus `apart_ns` before each newer ring was made. Only rings with the same `key` are compared.
 /// Returns the jobs of these rings.
 ///

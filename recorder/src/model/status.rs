@@ -63,7 +63,7 @@ pub struct ProcessExit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessorWait {
     /// Since when the waits are counted, wall clock, ns since the epoch: one to two minutes before the watchdog's last
-    /// round; in a younger process, since the watchdog's first round after a thread issued or ran operations.
+    /// round. In a younger process, since the watchdog's first round after a thread issued or ran operations.
     pub since_ns: i64,
     /// The waits of all these threads together, ns.
     pub waited_ns: u64,

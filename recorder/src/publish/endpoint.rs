@@ -14,14 +14,14 @@
 //! | `POST /handlers/NAME?key=value` | the text that the program's handler returns; 400 with its text if it fails, 404 if there is none |
 //! | `POST /dump` | [`WrittenDump`]: the process has written its dump; 501 if it writes none |
 //!
-//! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET
-//! /peers`, `POST /dump` and `POST /handlers/NAME`, which may block, and look at the threads for `GET /threads`. The
-//! endpoint reads the ring and takes no lock that operations take, so it answers while the program is stuck. Until
-//! the first connection it sleeps and holds only its socket. The thread may start later than the socket listens
-//! ([`Endpoint::bind`]): the system holds connections until then. The mode 0600 of a unix socket restricts access; over
-//! TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the job uses it
-//! ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time, each for
-//! at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed
+//! One thread, `rcomm/endpoint`, serves the endpoint. Up to two more of the same name run the callbacks of `GET
+//! /peers`, `POST /dump` and `POST /handlers/NAME`, which may block, and read the states of the threads for `GET
+//! /threads`. The endpoint reads the ring and takes no lock that operations take, so it answers while the program is
+//! stuck. Until the first connection it sleeps and holds only its socket. The thread may start later than the socket
+//! listens ([`Endpoint::bind`]): the system holds connections until then. The mode 0600 of a unix socket restricts
+//! access; over TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the job uses it
+//! ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time, each for at
+//! most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed
 //! ([`Places`](super::places::Places)). Answers take at most a hundredth of a core from the ranks: a client that asks
 //! without pause waits for each ([`Share`]).
 

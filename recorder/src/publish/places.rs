@@ -80,8 +80,8 @@ impl Places {
     }
 
     /// Takes a place for a client of this host. If the host has as many strangers as it may have, its oldest stranger
-    /// loses its place; otherwise, if all places are taken, the oldest stranger of the host with the most strangers
-    /// does. `None` if all places are taken by admitted clients.
+    /// loses its place. Otherwise, if all places are taken, the host with the most strangers loses its oldest one.
+    /// `None` if all places are taken by admitted clients.
     pub fn try_enter(self: &Arc<Self>, host: Option<IpAddr>) -> Option<Arc<Place>> {
         let mut open = self.open();
         let of_host = open.strangers().filter(|&(_, other)| other == host);

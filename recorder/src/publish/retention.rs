@@ -144,7 +144,7 @@ fn remove_beside(own: &Storage, kept: &KeptJobs, until: Option<Instant>) -> bool
 /// host.
 ///
 /// The head of every ring of every job is read to find the dead jobs. If each rank did that, the start of a job would
-/// take time in proportion to the number of its ranks on the host times that of all rings there.
+/// take time in proportion to the number of its ranks on the host, multiplied by the number of all rings there.
 fn has_lower_rank(job: &Path, own: Option<&Path>) -> bool {
     let own = own.and_then(|own| RingName::parse(own.file_name()?.to_str()?));
     let Some(own) = own else {

@@ -263,8 +263,9 @@ impl RingReader {
     /// again; entries that stay unreadable (half-written by a process that was killed) are counted in
     /// [`RankStatus::dropped`](crate::model::RankStatus::dropped).
     ///
-    /// The dump's time is now if the owner is alive, else the newest among the times of its ring's creation, its
-    /// heartbeat, its phase, its exit and its operations, so that operations pending when the process died do not age.
+    /// The dump's time is now if the owner is alive. Otherwise it is the newest among the times of its ring's creation,
+    /// its heartbeat, its phase, its exit and its operations, so that operations pending when the process died do not
+    /// age.
     pub fn snapshot(&self) -> Dump {
         let owner = self.owner();
         let mut dump = decode::dump(&self.view.words(), &self.layout, self.now_ns());

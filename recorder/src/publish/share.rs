@@ -1,10 +1,10 @@
 //! [`Share`]: how much of the rank's processor time an endpoint takes.
 //!
 //! The endpoint's thread runs on a core that a rank may need, and one answer can take tens of milliseconds. So the
-//! processor time of its answers is measured, and over time it is at most a hundredth of a core: a request beyond that
+//! processor time of its answers is measured, and over time it is at most a hundredth of a core. A request beyond that
 //! waits until the time is saved up, and is answered late. A client that pauses between its requests, as every view
-//! does, does not wait: after a pause of [`PAUSE`] since its last request it is answered at once, whatever others have
-//! used up.
+//! does, does not wait: after a pause of [`PAUSE`] since its last request it is answered at once, however much time
+//! others have used.
 
 use super::places::Place;
 use rustix::time::{ClockId, clock_gettime};

@@ -126,8 +126,8 @@ fn boot_id() -> [u64; 2] {
     read().unwrap_or([0, 0])
 }
 
-/// Reads a file of the kernel's, of which the first kilobyte is enough, with one read: [`fs::read_to_string`] takes up to
-/// nine calls, and every rank reads such files when it starts.
+/// Reads a file of the kernel, of which the first kilobyte is enough, with one call: [`fs::read_to_string`] takes up to
+/// nine, and every rank reads such files when it starts.
 pub(crate) fn read_short(path: &str) -> io::Result<String> {
     let mut bytes = [0; 1024];
     let mut file = fs::File::open(path)?;

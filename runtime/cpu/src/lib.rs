@@ -1,8 +1,8 @@
 //! The CPU backend: collectives and messages between processes, over shared memory and sockets.
 //!
-//! Programs use it through the crate `rcomm`, whose worlds open this backend first: it works on host memory and
-//! needs no device, and the ranks compare their operations over it. A program's own backend may open
-//! it with [`CpuFactory::open`], and so may a world that needs no other backend:
+//! Programs use it through the crate `rcomm`, whose worlds open this backend first: it works on host memory and needs
+//! no device. The ranks compare their operations over it. A program's own backend may open it with
+//! [`CpuFactory::open`], and so may a world that needs no other backend:
 //!
 //! ```no_run
 //! use rcomm_core::backend::{BackendSet, OpenBackend};

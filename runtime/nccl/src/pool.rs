@@ -1,8 +1,8 @@
 //! [`MemoryPool`]: memory that NCCL allocates, for the allocator of a framework.
 //!
-//! The pool takes the place of c10d's `getMemAllocator`, `registerMemPool` and `deregisterMemPool`
-//! (ProcessGroupNCCL.cpp of PyTorch 2.15): the framework's allocator takes segments from here, and each segment is
-//! registered with all groups with which the pool is registered, whether the segment or the group came first.
+//! The pool replaces c10d's `getMemAllocator`, `registerMemPool` and `deregisterMemPool` (ProcessGroupNCCL.cpp of
+//! PyTorch 2.15). The framework's allocator takes segments from here. Each segment is registered with all groups with
+//! which the pool is registered, whichever of segment and group came first.
 
 use crate::context::options::NcclOptions;
 use crate::cuda::device::CudaDevice;

@@ -404,8 +404,8 @@ impl Process {
         };
         let rows =
             [&communicator.group, &communicator.replays].map(|group| group.swap(CLOSED, Relaxed));
-        // From here on, events of the communicator find nothing, and events that take a slot for it at this moment
-        // look for it afterwards: each slot is found here or there.
+        // From here on, events of the communicator find nothing. Events that take a slot for it at this moment look for
+        // it afterwards, so each slot is found here or there.
         if !self.communicators.give_back(at) {
             return;
         }

@@ -39,8 +39,8 @@ pub(crate) struct Ring(pub(crate) Arc<RingState>);
 impl Ring {
     /// Makes the ring of a rank, in `directory` or, if that is "memory", in the process's own memory. `library_code`
     /// are folders and files whose Python code is not the program's: calls are attributed to the innermost frame
-    /// outside of them. Then removes the rings of dead jobs from the directory, except the newest (32 jobs, 1 GiB); that
-    /// is left to a lower rank of the job that lives on this host. Raises OSError if the ring cannot be made.
+    /// outside of them. Then removes the rings of dead jobs from the directory, except the newest (32 jobs, 1 GiB). A
+    /// rank leaves that to a lower rank of the job that lives on this host. Raises OSError if the ring cannot be made.
     #[new]
     #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, library_code=Vec::new()))]
     fn new(

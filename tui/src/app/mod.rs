@@ -1,8 +1,8 @@
 //! The event loop: each event updates the state, and a changed state is drawn. Other threads send the events through
 //! one channel.
 //!
-//! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer` writes
-//! files, sends requests to ranks and reads facts on their processes; sources and the analysis run on the threads of
+//! `rcomm-top/keys` reads the terminal, and `rcomm-top/signals` waits for signals. `rcomm-top/writer` writes files,
+//! sends requests to ranks, and reads facts on their processes. Sources and the analysis run on the threads of
 //! [`rcomm_analyzer::Watch`]. While the view runs, the main thread does not wait for any of them to finish.
 
 pub mod background;

@@ -138,7 +138,7 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
     rects
 }
 
-/// The index, among these panes, of the one that gets the rows that no pane needs: the last; or the last but one if the
+/// The index, among these panes, of the one that gets the rows that no pane needs: the last, or the last but one if the
 /// last shows all ranks, which stay at the bottom of the screen.
 fn spare_of(page: &Page, panes: &[usize]) -> usize {
     let last = panes.last().map(|&at| &page.panes[at].body);

@@ -563,7 +563,7 @@ impl State {
     }
 
     /// Puts text on the clipboard: the command that looks further at the selected rank at fault, unless a pane of text
-    /// is focused; without a command, the selected line; without a line, the first line of the screen.
+    /// is focused. Without a command it is the selected line, and without a line the first line of the screen.
     fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let is_text = matches!(

@@ -1,8 +1,8 @@
 //! Counters and histograms since start-up; each operation is counted once.
 //!
-//! A collective is measured over the members whose records are read. Where all members depend on each other they
-//! leave together, so the shortest wait is the run time since the arrival of the last member, and the difference
-//! between the longest and the shortest wait is how late that member was. This needs no common clock.
+//! A collective is measured over the members whose records are read. If all members depend on each other, they leave
+//! together. So the shortest wait is the run time since the arrival of the last member, and the difference between the
+//! longest and the shortest wait is how late that member was. This needs no common clock.
 
 use crate::metrics::new_entries::{NewEntries, is_completed};
 use crate::metrics::reducers::ReducerCounters;

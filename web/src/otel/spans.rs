@@ -1,8 +1,8 @@
 //! One span for each operation on each rank, in the trace that all members share.
 //!
 //! Sampling depends only on the trace id, so it keeps the spans of all members or none, and all instances of this
-//! program with the same ratio decide alike. An operation that failed, is stuck, or took much longer than usual is
-//! remarkable: its trace is kept regardless of sampling, with the spans of all members that are seen in the same round
+//! program with the same ratio decide alike. An operation is remarkable if it failed, is stuck, or took much longer
+//! than usual. Its trace is kept regardless of sampling, with the spans of all members that are seen in the same round
 //! or later. A stuck operation gets one span that ends at the time of the snapshot; if the operation ends later, a span
 //! with the same id and the real end is sent.
 
@@ -31,8 +31,8 @@ const MAX_REMEMBERED: usize = 16 * 1024;
 const SLOW_FACTOR: f64 = 4.0;
 /// The shortest time in seconds that can be slow.
 const MIN_SLOW_S: f64 = 0.001;
-/// If the report has an overdue operation, every pending operation of at least this age is exported as stuck, and so
-/// are the overdue ones, which are younger where their own time-out is short.
+/// If the report has an overdue operation, every pending operation of at least this age is exported as stuck. So are
+/// the overdue ones that are younger because their own time-out is short.
 const STUCK_AGE: Duration = Duration::from_secs(5);
 
 type TraceId = [u8; 16];

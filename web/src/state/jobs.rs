@@ -250,7 +250,7 @@ impl Jobs {
     }
 
     /// Drops the list if it was made a minute ago or earlier, and the watched jobs that no client has requested for a
-    /// minute and no request uses any more.
+    /// minute and that no request uses any more.
     ///
     /// # Blocking
     ///

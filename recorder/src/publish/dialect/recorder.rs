@@ -69,8 +69,8 @@ fn markers_hold_states(dump: &Dump) -> bool {
 }
 
 /// Moves the ranks and the status of gloo's unnamed group to `default_pg`, and removes the unnamed group. Does nothing
-/// if an entry refers to it, if it is not the last group, if there is no `default_pg` without ranks, or if there are other
-/// groups: gloo's unnamed group is the one that was made last, which is then not the world.
+/// if an entry refers to it, if it is not the last group, if there is no `default_pg` without ranks, or if there are
+/// other groups. gloo's unnamed group is the one that was made last, which is then not the world.
 pub(super) fn merge_unnamed_gloo_group(dump: &mut Dump) {
     let Some(unnamed) = dump.groups.iter().position(|group| {
         group.info.name.is_empty() && group.info.desc.is_empty() && !group.info.ranks.is_empty()

@@ -89,8 +89,8 @@ impl Tls {
     /// certificate, which is valid now.
     ///
     /// # Errors
-    /// [`Error::Tls`] names the file and what is wrong with it: it cannot be read, is not PEM, holds a key
-    /// that others can read, or a certificate that no other process would accept.
+    /// [`Error::Tls`] names the file and the problem: the file cannot be read, is not PEM, or holds a key that others
+    /// can read or a certificate that no other process would accept.
     pub fn from_files(files: &TlsFiles) -> Result<Self> {
         let missing = files.paths().into_iter().zip(VARIABLES);
         let mut missing = missing.filter(|(path, _)| path.as_os_str().is_empty());

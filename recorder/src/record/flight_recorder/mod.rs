@@ -308,7 +308,7 @@ impl FlightRecorder {
     }
 
     /// Records the same as [`started`](Self::started), for a caller that reports the starts of a group's operations one
-    /// at a time, and in no other way: so the group's status is raised without an atomic exchange.
+    /// at a time and only in this way: the group's status is then raised without an atomic exchange.
     #[inline]
     pub fn started_in_turn(&self, ticket: Ticket) {
         let at = self.clock.now();
@@ -499,7 +499,7 @@ impl FlightRecorder {
     }
 
     /// Marks the ring as closed, at the end of a rank that ends well. Once all rings of the job on this host are
-    /// closed, the last rank removes their files, unless one holds a failure: until then they show which ranks ended in
+    /// closed, the last rank removes their files, unless one holds a failure. Until then they show which ranks ended in
     /// order. Also removes from the job's directory the rings that earlier attempts left: those of this rank, and those
     /// of processes that have ended. Recording continues to work, and another recorder of this process can take the
     /// name. Does nothing if the ring was closed before, also by [`mark_closed`](Self::mark_closed), which keeps the

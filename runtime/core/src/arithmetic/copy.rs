@@ -86,8 +86,8 @@ impl AdaptiveCopy {
     /// Pieces of at least this many bytes are measured, and streamed while streaming is on.
     const MIN_STREAMED: usize = 16 << 10;
     /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. With this
-    /// and the next two numbers the distances are prime, so that in an operation whose pieces repeat regularly it is
-    /// not always the same piece that is timed.
+    /// and the next two numbers the distances are prime, so that in an operation whose pieces repeat regularly the
+    /// timed piece is not always the same one.
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;

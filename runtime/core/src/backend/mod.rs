@@ -498,8 +498,8 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("the memory of communicators"))
     }
 
-    /// The number of splits of the group that this backend has begun on this rank, also of those in which the rank was in
-    /// no part; 0 where it makes the communicators of parts anew.
+    /// The number of splits of the group that this backend has begun on this rank, also of those in which the rank was
+    /// in no part; 0 if it makes new communicators for the parts.
     fn split_count(&self) -> u64 {
         0
     }

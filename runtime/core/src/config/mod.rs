@@ -120,8 +120,8 @@ pub struct Config {
     /// The interval at which a rank polls for a failure of another rank. It should be shorter than `status_wait`.
     pub signal_interval: Duration,
     /// How long a rank that timed out waits for the status of the others. It asks before the time-out which ranks run
-    /// (this long before, or once half of the time-out has passed, whichever is later): it waits only a quarter of a
-    /// second for the status of those that have been silent for this long. It waits only half a second for the status
+    /// (this long before, or once half of the time-out has passed, whichever is later). It then waits only a quarter of
+    /// a second for the status of ranks that have been silent for this long. It waits only half a second for the status
     /// of a rank of its host whose process is stopped by a signal, unless the process is continued in that time.
     pub status_wait: Duration,
     /// The reaction of this rank to the failure of another.

@@ -48,9 +48,9 @@ impl PostLocalSgdHook {
         Self::with(Local::Given(local.clone()), start)
     }
 
-    /// After `start` steps, averages among each `size` ranks that follow each other in the reducer's group:
-    /// [`ProcessGroup::new_subgroups`] makes their groups in the first step after that, in which ranks wait for each
-    /// other. The number of ranks on each host gives a group for each host, if ranks are numbered host by host.
+    /// After `start` steps, averages among each `size` ranks that follow each other in the reducer's group. The first
+    /// such step calls [`ProcessGroup::new_subgroups`], in which ranks wait for each other. The number of ranks on each
+    /// host gives a group for each host, if ranks are numbered host by host.
     ///
     /// The first step is refused with `InvalidArgument` if `size` does not divide the size of the reducer's group.
     pub fn adjacent(size: u32, start: u64) -> Self {

@@ -24,9 +24,10 @@ use std::fmt;
 /// A gradient is a part of its bucket, from the backward pass to the average: the program computes it in the memory of
 /// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average with
 /// [`average`](Self::average). Buckets are allocated once, and the operations of a step use the memory of earlier ones.
-/// [`ready`](Self::ready) copies a gradient from elsewhere. Without a hook, what is sent lies in memory of the group's
-/// backend ([`ProcessGroup::allocate`]), if it has such memory on the host: on the CPU, ranks of a host then work in each
-/// other's buckets. Each bucket takes a file descriptor there, and a child that this process forks shares the memory.
+/// [`ready`](Self::ready) copies a gradient from elsewhere. Without a hook, the data sent lie in memory of the group's
+/// backend ([`ProcessGroup::allocate`]), if it has such memory on the host: on the CPU, ranks of a host then work in
+/// each other's buckets. Each bucket takes a file descriptor there, and a child that this process forks shares the
+/// memory.
 ///
 /// To accumulate gradients over several backward passes, call [`accumulate`](Self::accumulate) in each but the last:
 /// nothing is sent. In the last pass [`ready`](Self::ready) adds what it gets.

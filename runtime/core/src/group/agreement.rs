@@ -72,9 +72,9 @@ impl Agreement {
         self.remove(vec![self.arrival(rank)]);
     }
 
-    /// Notes that this member has the result, which `readers` of the group's `members` get. The last one removes the keys
-    /// of this agreement, and of those before it that were given up; one key of each kind remains, by which a member that
-    /// comes later learns that it is late.
+    /// Notes that this member has the result, which `readers` of the group's `members` get. The last one removes the
+    /// keys of this agreement, and of earlier ones that were given up. One key of each kind remains, from which a
+    /// member that arrives later learns that it is late.
     pub(super) fn leave(&self, readers: usize, members: &[Rank]) {
         let (kind, round, results) = (self.kind, self.round, self.results);
         let left = self.key(LEFT);

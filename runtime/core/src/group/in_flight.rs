@@ -1,10 +1,10 @@
 //! [`InFlightOp`]: an operation under way, for the backend and the watchdog.
 //!
-//! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds)
-//! settles it: stores the outcome. If that is no error, the same party also records the end, wakes waiters
-//! and runs callbacks. If the outcome is an error, the watchdog does this. For an error that makes the group unusable
-//! it first makes the dump, which then shows what was pending, and not the state after the clean-up; callers that wait
-//! see any other error at once. An operation that the backend rejects is ended by the thread that issued it.
+//! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds) settles it:
+//! stores the outcome. If that is no error, the same party also records the end, wakes waiters and runs callbacks. If
+//! the outcome is an error, the watchdog does this. For an error that makes the group unusable it first makes the dump,
+//! which then shows what was pending and not the state after the clean-up. Callers that wait see any other error at
+//! once. An operation that the backend rejects is ended by the thread that issued it.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::group::process_group::Group;

@@ -1,5 +1,6 @@
-//! Agreement of members through the store, without their backend: the monitored barrier, which names the ranks that
-//! do not arrive; finding the absent members of a failed group; and shrinking a group to its remaining members.
+//! Agreement of members through the store, without their backend: the monitored barrier, which names the ranks that do
+//! not arrive; the search for the absent members of a failed group; and the shrinking of a group to its remaining
+//! members.
 
 use crate::group::agreement::{Agreement, REMOVAL_TIME};
 use crate::group::maker::{GroupOptions, Origin};
@@ -152,9 +153,8 @@ impl ProcessGroup {
     /// Returns the members that do not call this within the time `within`, as ranks of the world, for a group
     /// that has failed. All members that still run call this, and all get the same list.
     ///
-    /// The members agree through the store. The first member whose wait runs out publishes the absent ranks,
-    /// and all members return its list; so `within` must cover the time that the slowest member takes to
-    /// notice the failure.
+    /// The members agree through the store. The first member whose wait runs out publishes the absent ranks, and all
+    /// members return its list. So `within` must cover the time that the slowest member takes to notice the failure.
     ///
     /// # Blocking
     /// Until all members have called, until a member has published the absent ranks, or for `within`; then for up to 1

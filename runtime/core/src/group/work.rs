@@ -77,8 +77,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// Gives the handle up, on a thread that must not wait. If no other handle of the group is left, dropping this one would
-    /// end the group on the caller's thread, which may take long: this ends it on a thread of its own.
+    /// Gives the handle up, on a thread that must not wait. If no other handle of the group is left, dropping this one
+    /// would end the group on the caller's thread, which may take long. This ends it on a separate thread instead.
     pub fn release(self) {
         let Self { in_flight, unpack } = self;
         // The closure may hold the group.
@@ -231,8 +231,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// The moment at which waiting stops even if the backend ignores deadlines: by then the watchdog has had
-    /// time to see that the deadline has passed, to make its dump, and to abort.
+    /// The moment at which waiting stops even if the backend ignores deadlines. By then the watchdog has had time to
+    /// see that the deadline has passed, to make its dump, and to abort.
     fn latest(&self) -> Deadline {
         Deadline::At(self.in_flight.due() + self.in_flight.group.cleanup_time())
     }

@@ -220,8 +220,8 @@ impl Error {
         self.0.source.as_deref()
     }
 
-    /// Whether the group is still usable, because the ranks still agree on what comes next: nothing was sent
-    /// (`InvalidArgument`, `Unsupported`), or the exchange was complete when the error was found (a monitored
+    /// Whether the group is still usable, because the ranks still agree on what comes next. That is so if nothing was
+    /// sent (`InvalidArgument`, `Unsupported`), or if the exchange was complete when the error was found (a monitored
     /// barrier that failed, an object of another type).
     pub fn is_recoverable(&self) -> bool {
         let nothing_was_sent = matches!(

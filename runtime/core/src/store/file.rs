@@ -351,8 +351,8 @@ fn begins_alike(one: &[u8], other: &[u8]) -> bool {
     one.iter().zip(other).all(|(one, other)| one == other)
 }
 
-/// Whether these bytes may be what is left of the first record of a store, whose writer was killed: of the counter of
-/// references, as we and PyTorch write it.
+/// Whether these bytes may be the rest of the first record of a store whose writer was killed: the record of the
+/// counter of references, as we and PyTorch write it.
 fn is_beginning_of_first(bytes: &[u8]) -> bool {
     let mut first = (REFERENCES.len() as u32).to_le_bytes().to_vec();
     first.extend_from_slice(REFERENCES.as_bytes());

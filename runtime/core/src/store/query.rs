@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 /// A request that was sent to a store.
 ///
-/// The request runs on the thread `rcomm/notice`, which ends when the store has replied or the store's own
-/// time-out has passed; dropping the query does not wait for the thread. A store's own time-out is as long as a
-/// job may take to start, which is too long for a rank that must report to its caller why an operation failed.
-/// [`here`](Self::here) and [`within`](Self::within) start no thread if the store can do without one.
+/// The request runs on the thread `rcomm/notice`, which ends when the store has replied or the store's own time-out has
+/// passed. Dropping the query does not wait for the thread. A store's own time-out is as long as a job may take to
+/// start, which is too long for a rank that must report to its caller why an operation failed. [`here`](Self::here) and
+/// [`within`](Self::within) start no thread if the store can do without one.
 pub struct StoreQuery<T>(Receiver<Result<T>>);
 
 impl<T: Send + 'static> StoreQuery<T> {
@@ -65,7 +65,7 @@ impl<T: Send + 'static> StoreQuery<T> {
     }
 
     /// Like [`ask_within`](Self::ask_within), but on the caller's thread if the store [obeys](Store::obeys_limits) the
-    /// limit: a thread for each request would take a rank a good part of the time in which it starts. Requests that are
+    /// limit: to start a thread for each request would take a considerable part of a rank's start. Requests that are
     /// under way at the limit are given up, where a thread would continue with them.
     pub fn here(
         store: &Arc<dyn Store>,

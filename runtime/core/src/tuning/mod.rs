@@ -115,9 +115,8 @@ named_values! {
         /// In memory: ranks work in each other's buffers. Where one of these buffers is not registered
         /// ([`ProcessGroup::allocate`](crate::ProcessGroup::allocate)), the next line that matches is used.
         Direct = "direct",
-        /// The data are sent with the notices that ranks exchange in any case, in a number of messages that
-        /// grows with the logarithm of the number of ranks (or hosts). For up to [`MAX_NOTICED`] bytes of all
-        /// ranks together.
+        /// The data are sent with the notices that ranks exchange anyway, in a number of messages that grows with the
+        /// logarithm of the number of ranks (or hosts). For up to [`MAX_NOTICED`] bytes of all ranks together.
         Notice = "notice",
         /// Two ranks send each other their whole input, and both combine the two.
         Swap = "swap",
@@ -125,9 +124,9 @@ named_values! {
         Exchange = "exchange",
         /// Data pass from rank to rank; each rank forwards what it receives.
         Chain = "chain",
-        /// Each byte is sent once between hosts, and through memory inside them; in all_to_all, gather and scatter, one
-        /// message takes what the ranks of two hosts have for each other. Reductions use it only where all ranks of a
-        /// host precede all of the next host.
+        /// Each byte is sent once between hosts, and through memory inside them. In all_to_all, gather and scatter, one
+        /// message carries all that the ranks of two hosts have for each other. Reductions use it only where all ranks
+        /// of a host precede all of the next host.
         Nested = "nested",
     }
 }

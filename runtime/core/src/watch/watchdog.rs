@@ -2,8 +2,8 @@
 //!
 //! In each round it stores the outcome of operations that have ended, and stops watching them. An operation is a
 //! *fault* if it is overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog
-//! raises the alarm so that the other ranks write dumps, makes this rank's dump, collects the others' answers, and then
-//! aborts the group with an error that contains the answers and the location of the dump; it ends the process if a
+//! raises the alarm so that the other ranks write dumps, makes this rank's dump, and collects the others' answers. Then
+//! it aborts the group with an error that contains the answers and the location of the dump. It ends the process if a
 //! backend of the group requires that. The watchdog takes no lock that a stuck call could hold, and a group of which it
 //! holds the last reference ends on another thread.
 
@@ -206,8 +206,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the thread, which starts the helpers when it begins its first round: not at once, while this
-    /// rank and others of its host may need every core to start.
+    /// Starts the thread, which starts the helpers when it begins its first round. It does not begin at once, since
+    /// this rank and others of its host may need every core to start.
     pub(crate) fn start(
         watch: Arc<Watch>,
         broadcast: Arc<FailureBroadcast>,
@@ -244,7 +244,7 @@ impl Watchdog {
     }
 
     /// Makes a last round and ends the thread, the groups that it has dropped, and its helpers. The thread itself may
-    /// call this, if a callback of an operation held the world: it is not joined then, and ends after its last round;
+    /// call this, if a callback of an operation held the world. It is then not joined, and ends after its last round;
     /// nor are the threads of groups that it drops from then on.
     pub(crate) fn stop(&mut self) {
         self.watch.stop();
@@ -303,7 +303,7 @@ impl Rounds {
     const GRACE: Duration = Duration::from_secs(5);
     /// How many bytes of the ring are touched at a time.
     const TOUCH_BYTES: usize = 64 << 10;
-    /// Of the time between two rounds, at most this much counts as time for which this process has run, unless the
+    /// At most this much of the time between two rounds counts as time for which this process has run, unless the
     /// interval is longer: more shows that it was stopped, or got no core.
     const LONGEST_PAUSE: Duration = Duration::from_millis(250);
     /// The pause between two parts.

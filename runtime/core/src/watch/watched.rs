@@ -64,13 +64,13 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// Whether one of the group's backends requires that the process ends after a failure.
     fn ends_process(&self) -> bool;
 
-    /// Gives this reference up. If it is the last one, the group ends on a thread of its own: the end of its backends
-    /// and of its threads may take long, and the caller's thread must not wait for it.
+    /// Gives this reference up. If it is the last one, the group ends on a separate thread: the end of its backends and
+    /// of its threads may take long, and the caller's thread must not wait for it.
     fn release(self: Arc<Self>);
 }
 
 /// References to groups that exist, for a loop over them. They are given up together at the end, as
-/// [`WatchedGroup::release`] gives up each: one of them may be the last of its group by then, and a thread that answers
+/// [`WatchedGroup::release`] gives up each. One of them may be the last of its group by then, and a thread that answers
 /// requests, runs callbacks or watches others must not wait for the end of a group.
 pub(crate) struct Held<G: WatchedGroup + ?Sized>(Vec<Arc<G>>);
 

@@ -15,8 +15,8 @@ pub(super) struct FailedInit {
 }
 
 impl FailedInit {
-    /// Ends the making of the world. An error is recorded in the ring, which is closed and kept; but the ring is
-    /// removed after `InvalidArgument` or `Unsupported`, which are mistakes in the call and no failure of the job.
+    /// Ends the making of the world. An error is recorded in the ring, which is closed and kept. But the ring is
+    /// removed after `InvalidArgument` or `Unsupported`: they are mistakes in the call and no failure of the job.
     /// Without an error the ring stays as it is.
     ///
     /// A rank leaves the rings of dead jobs to the lowest rank of its host, which may have died before it removed them.

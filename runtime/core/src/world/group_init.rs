@@ -223,9 +223,9 @@ impl WorldShared {
         self.recorder.note_failure(&failure);
     }
 
-    /// Wraps this backend if the ranks are to compare what they issue (`checks`), or if the configuration asks for a
-    /// check for NaN: ranks then compare what they issue to it, and check for NaN where configured. Otherwise returns
-    /// the backend as it is.
+    /// Wraps this backend if the ranks must compare what they issue (`checks`), or if the configuration asks for a
+    /// check for NaN. The ranks then compare what they issue to the backend, and check for NaN where configured.
+    /// Otherwise returns the backend as it is.
     fn wrap(
         &self,
         backend: Arc<dyn Backend>,

@@ -31,11 +31,11 @@ impl<B> World<B> {
         group.cloned().map(ProcessGroup::over)
     }
 
-    /// The group that an earlier call of this function on this rank made for the same ranks, in the same order, and the
-    /// same [`desc`](GroupOptions::desc), whatever the other options are; a new one, as from
-    /// [`new_group`](Self::new_group), if there is none. For parts of a program that do not know of each other, as
-    /// `pg_tag` of PyTorch. The group lives as long as the world, or until it is destroyed, aborted or fails; the next
-    /// call then makes a new one.
+    /// The group that an earlier call of this function on this rank made for the same ranks, in the same order, and
+    /// with the same [`desc`](GroupOptions::desc), whatever the other options are. If there is none, a new group, as
+    /// from [`new_group`](Self::new_group). For parts of a program that do not know of each other, as `pg_tag` of
+    /// PyTorch. The group lives as long as the world, or until it is destroyed, aborted or fails; the next call then
+    /// makes a new one.
     ///
     /// # Blocking
     /// See [`new_group`](Self::new_group).
@@ -160,7 +160,7 @@ impl<B> World<B> {
         self.shared.watch.waits().named(name)
     }
 
-    /// How often and for how long threads of this process have waited, and wait now: first in the runtime
+    /// How often and how long threads of this process have waited, and wait now: first in the runtime
     /// (`rcomm.rendezvous`, `rcomm.store`, `rcomm.work`, `rcomm.pending`, `rcomm.shutdown`), then in the program's own
     /// waits. `rcomm.work` counts waits for operations that were issued; what a blocking call took is in its record.
     pub fn waits(&self) -> Vec<WaitStatistics> {

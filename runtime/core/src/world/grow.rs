@@ -38,11 +38,11 @@ impl<B: BackendSet> World<B> {
     /// # Errors
     /// `InvalidArgument` if the caller is in the list, if a listed rank is not in the group, or if `size` leaves no
     /// place for a remaining rank; `Mismatch` if another rank gives another list or size. `Rendezvous` names the ranks
-    /// that did not arrive. After these errors the old world is as it was, but for the groups with a lost member, which
-    /// may be aborted, and the call may be repeated, also with another list: the n-th calls of all ranks belong
-    /// together, without those that returned `InvalidArgument` for their arguments. After any other error the world may
-    /// have ended: a further call then returns `Closed`. A world whose backends or dump writer are the program's own
-    /// needs [`grow_with`](Self::grow_with).
+    /// that did not arrive. After these errors the old world is unchanged, except for the groups with a lost member,
+    /// which may be aborted. The call may be repeated, also with another list: the n-th calls of all ranks belong
+    /// together, not counting those that returned `InvalidArgument` for their arguments. After any other error the
+    /// world may have ended: a further call then returns `Closed`. A world whose backends or dump writer are the
+    /// program's own needs [`grow_with`](Self::grow_with).
     pub fn grow(&mut self, lost: &[Rank], size: u32) -> Result<()> {
         let builder = Self::builder(Config::clone(&self.shared.config));
         self.grow_with(lost, size, builder)

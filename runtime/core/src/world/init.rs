@@ -22,8 +22,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// serve that store. Otherwise this attempt would make needless dumps, and a flag that it raises would be overlooked:
 /// PyTorch's key carries no attempt number.
 ///
-/// The last rank to check in calls this before it publishes that all have arrived, and every rank reads the
-/// flag only after that: so no flag of this attempt's own ranks is cleared.
+/// The last rank to check in calls this before it publishes that all have arrived, and every rank reads the flag only
+/// after that. So no flag of this attempt's own ranks is cleared.
 fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -> Result<()> {
     if place.attempt > 0 && notes.add("flag seen to", 1)? == 1 && root.delete(FLAG)? {
         tracing::info!(
@@ -37,18 +37,18 @@ fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -
 /// Checks in ([`Rendezvous::check_in`]), waits until all ranks have arrived, verifies that all were given the
 /// same secret, or none, and reads the settings that rank 0 writes for all.
 ///
-/// Each rank writes a statement about its secret to the store, and rank 0 its settings; the last to check in compares
-/// the statements and publishes the result, so that all ranks fail if one statement differs. The request that waits for
-/// the result also reads rank 0's settings. A rank writes all its keys in one request, before it knows whether it may
-/// check in. A refused rank's keys do no harm: keys contain the job and the world size, and of two ranks with one
-/// number the first to check in is accepted.
+/// Each rank writes a statement about its secret to the store, and rank 0 also its settings. The last to check in
+/// compares the statements and publishes the result, so that all ranks fail if one statement differs. The request that
+/// waits for the result also reads rank 0's settings. A rank writes all its keys in one request, before it knows
+/// whether it may check in. A refused rank's keys do no harm: keys contain the job and the world size, and of two ranks
+/// with one number the first to check in is accepted.
 ///
 /// # Errors
 /// `Rendezvous` if this rank may not check in, if not all ranks arrive before the deadline, or if their secrets
 /// differ. Otherwise as [`JobSecret::agree`].
 ///
 /// # Blocking
-/// Until the deadline, and then for as long as the store takes to answer a few requests: a caller that may not be
+/// Until the deadline, and then for as long as the store takes to answer a few requests. A caller that must not be
 /// delayed by a silent store calls this on a thread that it need not wait for.
 pub(crate) fn rendezvous(
     root: &dyn Store,
@@ -273,8 +273,8 @@ fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> 
     Ok(compare_secrets(statements).unwrap_or_else(|| format!("{YES}{settings}")))
 }
 
-/// The part of a rank's statement about its secret that is compared with the others': without the public key of a rank
-/// that has no secret, which is different on each rank.
+/// The part of a rank's statement about its secret that is compared with the others'. It leaves out the public key of a
+/// rank without a secret, which is different on each rank.
 fn comparable(statement: &[u8]) -> &[u8] {
     match statement.starts_with(b"none ") {
         true => b"none",

@@ -107,8 +107,8 @@ pub(super) fn join<B: BackendSet>(
 enum Seat {
     /// The round does not ask for the rank.
     None,
-    /// A process has joined it as this rank. A second one would be refused, and its ring would take the place of the
-    /// first one's, which is the record of this rank in that round also if the process has died since.
+    /// A process has joined it as this rank. A second one would be refused, and its ring would replace that of the
+    /// first, which is the record of this rank in that round even if the process has died since.
     Taken,
     Free,
 }

@@ -53,9 +53,9 @@ impl Meeting<'_> {
         format!("{}/{part}", self.prefix())
     }
 
-    /// Publishes this group's entry, a text of one line, and returns the entries of all groups, in the order in which
-    /// their ranks 0 have called this, once these groups have `size` members together. All members call this. The first
-    /// that reaches its deadline gives the merge up for all, also for groups that come later.
+    /// Publishes this group's entry, a text of one line, and returns the entries of all groups once these groups have
+    /// `size` members together. The entries are in the order in which the rank 0 of each group called this. All members
+    /// call this. The first that reaches its deadline gives the merge up for all, also for groups that come later.
     pub(super) fn hold(
         &self,
         group: &ProcessGroup,

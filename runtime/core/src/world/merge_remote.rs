@@ -41,8 +41,8 @@ impl<B: BackendSet> World<B> {
     /// the time-out of `group`. The store must answer until all members have left the new world. Of several merges for
     /// the same purpose at one store, the first calls of all groups belong together, then the second, and so on. The
     /// store may outlive the jobs: a group of a job that was restarted counts from the merges that have ended. Once all
-    /// members have found each other, the last one removes the keys by which they did; the keys of the new world, and a
-    /// few numbers for each purpose and rank, stay below `merge/`.
+    /// members have found each other, the last one removes the keys that they used for it. The keys of the new world,
+    /// and a few numbers for each purpose and rank, stay below `merge/`.
     ///
     /// Jobs that do not share one host must reach each other: each rank publishes the address by which it reaches the
     /// store of its own job, or, if that is a loopback address, the host's first other address.
@@ -55,12 +55,11 @@ impl<B: BackendSet> World<B> {
     /// # Errors
     /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than
     /// `size` (groups that come when `size` members have come get it; the others do, too, unless the merge was complete
-    /// before), if other groups have completed the merge in which this one was to take part, or if a rank is in two of the
-    /// groups. `Timeout` names the groups whose rank 0 had called this; all members get it, also
-    /// those that had called for an earlier merge and come later, and of groups that come later for the first time the
-    /// first one; the next calls of all belong together again. Otherwise
-    /// the store's error, or as [`WorldBuilder::init`]. A world whose backends or dump writer are the program's own needs
-    /// [`merge_remote_with`](Self::merge_remote_with).
+    /// before), if other groups have completed the merge in which this one was to take part, or if a rank is in two of
+    /// the groups. `Timeout` names the groups whose rank 0 had called this. All members get it, also those that had
+    /// called for an earlier merge and arrive later; of groups that arrive later for the first time, the first one gets
+    /// it. The next calls of all belong together again. Otherwise the store's error, or as [`WorldBuilder::init`]. A
+    /// world whose backends or dump writer are the program's own needs [`merge_remote_with`](Self::merge_remote_with).
     pub fn merge_remote(
         &self,
         group: &ProcessGroup,
@@ -75,9 +74,9 @@ impl<B: BackendSet> World<B> {
         self.merge_remote_with(group, size, purpose, store, builder)
     }
 
-    /// Like [`merge_remote`](Self::merge_remote), with the configuration, backends and dump writer of `builder`, but for
-    /// its store, its place in a job, [`Config::joins`] and [`Config::dump_pipes`], which belong to one world of a
-    /// process.
+    /// Like [`merge_remote`](Self::merge_remote), with the configuration, backends and dump writer of `builder`. Its
+    /// store, its place in a job, [`Config::joins`] and [`Config::dump_pipes`] are not used: they belong to one world
+    /// of a process.
     ///
     /// # Blocking
     /// See [`merge_remote`](Self::merge_remote).
@@ -259,7 +258,7 @@ fn local_members(parts: &[Part], own: &Part) -> Option<u32> {
 }
 
 /// A name that processes have in common only if a loopback address of one leads to the other: they run under one
-/// kernel, in the same namespaces, so not in different containers, for one user.
+/// kernel, in the same namespaces (so not in different containers), for one user.
 fn host_name() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let network = std::fs::metadata("/proc/self/ns/net").ok()?.ino();

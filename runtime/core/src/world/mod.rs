@@ -70,11 +70,10 @@ const DROP_TIME: Duration = Duration::from_secs(1);
 /// # Ok::<(), rcomm::Error>(())
 /// ```
 ///
-/// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return, in a
-/// panic) aborts its groups, logs that, and leaves its ring for others to read. On the rank that serves the
-/// store, dropping waits until the worlds of the other ranks are dropped or shut down, since these ranks
-/// exchange their status through the store: for [`Config::status_wait`] at most, then up to 10 s until they
-/// have read that all have left.
+/// Call [`shutdown`](Self::shutdown) at the end. A world that is dropped without it (on an early return, in a panic)
+/// aborts its groups, logs that, and leaves its ring for others to read. On the rank that serves the store, dropping
+/// waits until the worlds of the other ranks are dropped or shut down, since these ranks exchange their status through
+/// the store. It waits for at most [`Config::status_wait`], then up to 10 s until they have read that all have left.
 ///
 /// `B` is the set of backends that every world of this type can open; [`WorldBuilder::backend`] adds others.
 ///

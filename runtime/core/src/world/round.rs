@@ -6,9 +6,9 @@
 //! | `rcomm/round/<attempt>/callers` | how many ranks have called it | each rank that stays |
 //! | `rcomm/round/newest` | the attempt of the newest round | the first rank that is counted among the callers of each round |
 //!
-//! A round is a rendezvous like that of the job's start, under a new attempt number: so no key of an earlier one is
-//! read, and records say to which world they belong. A round that has failed is not repeated: the next one has the next
-//! attempt number.
+//! A round is a rendezvous like that of the job's start, under a new attempt number. So no key of an earlier one is
+//! read, and records state to which world they belong. A round that has failed is not repeated: the next one has the
+//! next attempt number.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::Store;

@@ -2,9 +2,9 @@
 //! the program outlives them.
 //!
 //! The key `rcomm/worlds/<attempt>` counts the worlds whose ranks have all left. Within an attempt, the first world
-//! uses the store as it is, a later one the keys below `rcomm/world/<count>`, so that it finds no key of an earlier
-//! world that all ranks have left. A world that some rank never left is not counted: the next one uses the same keys.
-//! Ranks of PyTorch read the dump flag (`exception_dump`) without a prefix, so they see only that of an attempt's
+//! uses the store as it is. A later one uses the keys below `rcomm/world/<count>`, so that it finds no key of an
+//! earlier world that all ranks have left. A world that some rank never left is not counted: the next one uses the same
+//! keys. Ranks of PyTorch read the dump flag (`exception_dump`) without a prefix, so they see only that of an attempt's
 //! first world.
 
 use crate::config::Config;
@@ -80,8 +80,8 @@ impl MeetingStore {
     }
 }
 
-/// Connects to the job's TCP store. If rank 0 serves it, a store of rank 0's earlier world, which rank 0 is about to
-/// close, is not used: tries again until rank 0 serves that of a new world.
+/// Connects to the job's TCP store. If rank 0 serves it, a store of rank 0's earlier world is not used, since rank 0 is
+/// about to close it: tries again until rank 0 serves the store of a new world.
 ///
 /// # Errors
 /// Those of [`JobSecret::connect_store`] and [`JobSecret::connect_to_counter`], and those of the store but `Store`, after

@@ -180,9 +180,9 @@ impl CpuGroup {
         }
     }
 
-    /// Returns the error for a channel to `rank` that has ended: the reason from its note if it gave up, else
-    /// that its process is gone, or still runs, or that this could not be found out. If this host's own system
-    /// ended the channel, the error names this rank instead.
+    /// Returns the error for a channel to `rank` that has ended: the reason from the rank's note if it gave up; else
+    /// that its process is gone, or still runs, or that this could not be found out. If this host's own system ended
+    /// the channel, the error names this rank instead.
     ///
     /// # Blocking
     /// For at most about [`REASON_TIME`], whether or not the store replies, and [`OTHERS_TIME`] more if the process is

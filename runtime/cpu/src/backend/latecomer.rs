@@ -2,9 +2,9 @@
 //! one has given up that operation.
 //!
 //! Data that those members sent before may be waiting in sockets and in shared memory, and there may be space for what
-//! this rank sends: without this check such an operation could complete on the late rank alone. Collectives in shared
+//! this rank sends. Without this check such an operation could complete on the late rank alone. Collectives in shared
 //! memory need no check, since their ranks decide each phase together. In all other operations, a member that has given
-//! up has cut its connections, or marked the shared memory, after it has tried to leave its reason in the store.
+//! up has cut its connections or marked the shared memory, after it has tried to leave its reason in the store.
 //!
 //! A process that a signal has stopped inside a collective may also find all data that it needs, and complete the
 //! collective alone. So a collective that lasted [`PROMPT`] or longer is checked once more before it returns `Ok`.
@@ -37,8 +37,8 @@ const REASON_TIME: Duration = Duration::from_millis(500);
 pub(crate) struct Punctuality {
     /// Where the times below count from.
     origin: Instant,
-    /// When this rank was last seen in time, ns since `origin`: the end of the last operation, or its beginning if it
-    /// lasted [`PROMPT`] or longer, so that the next operation is checked even if it follows at once.
+    /// When this rank was last seen in time, ns since `origin`: the end of the last operation. If that lasted
+    /// [`PROMPT`] or longer, its beginning, so that the next operation is checked even if it follows at once.
     last_in_time: AtomicU64,
     /// Members that have closed their connections and of which the store gave no note in time.
     left: Mutex<Vec<Rank>>,
@@ -115,9 +115,9 @@ impl CpuGroup {
     /// Notes that this rank's part of a collective is done. Fails if a member has given it up since.
     ///
     /// # Blocking
-    /// Not at all after a collective shorter than [`PROMPT`]. After others, while the store is asked: for
-    /// [`REASON_TIME`] at most if a connection of the group is closed, for [`LOOK_TIME`] if the collective lasted
-    /// [`LONG`] or ended past its deadline; otherwise not at all; then like [`fail`](Self::fail), if a member has given
+    /// Not at all after a collective shorter than [`PROMPT`]. After others, while the store is asked: for at most
+    /// [`REASON_TIME`] if a connection of the group is closed, for at most [`LOOK_TIME`] if the collective lasted
+    /// [`LONG`] or ended past its deadline, otherwise not at all. Then like [`fail`](Self::fail), if a member has given
     /// up.
     #[inline]
     pub(super) fn end_collective(&self, call: &Call, began: u64) -> Result<()> {

@@ -43,10 +43,10 @@ impl CpuFactory {
     /// Opens this rank's port, opens the memory that the ranks of this host share, and publishes the address in
     /// the store. Makes no connection to other hosts yet.
     ///
-    /// A port is opened on one address of each interface that
-    /// [`Config::socket_ifname`](rcomm_core::Config) names; else on one address: the source address of this host's route to the
-    /// configuration's rendezvous, or the host's first address beyond the loopback interface if other hosts
-    /// could not reach that one; else, without a rendezvous, that of the loopback interface.
+    /// A port is opened on one address of each interface that [`Config::socket_ifname`](rcomm_core::Config) names. If
+    /// it names none, a port is opened on one address: the source address of this host's route to the configuration's
+    /// rendezvous, or the host's first address beyond the loopback interface if other hosts could not reach that one;
+    /// without a rendezvous, that of the loopback interface.
     ///
     /// # Errors
     /// `InvalidArgument` if the configured interface cannot be used (it lists those of the host);

@@ -12,9 +12,9 @@ const MAX_AHEAD: usize = 1 << 20;
 
 /// Bytes that are sent to a peer and combined in place with those that the peer sends.
 ///
-/// The two ranks cannot block each other: a rank whose `scratch` is full has received more than it has sent, and a
-/// rank that may not send has sent more than it has received. So at most one of them has a full `scratch`, and at
-/// most one may not send; the latter has space for what the former sends.
+/// The two ranks cannot block each other: one whose `scratch` is full has received more than it has sent, and one that
+/// may not send has sent more than it has received. So at most one of them has a full `scratch`, and at most one may
+/// not send; the latter has space for what the former sends.
 pub(crate) struct Swap<'a> {
     peer: usize,
     bytes: &'a mut [u8],

@@ -15,9 +15,9 @@ pub(crate) fn has_lists(op: OpType) -> bool {
 
 /// Compares the lists that came with the headers. All ranks get the same result.
 ///
-/// `lists[r]` is the list of rank `r`, in elements. For an operation with a part per pair, it has the counts that
-/// `r` sends to each rank, then those that it expects from each rank; for a rooted operation with a part per rank,
-/// the root's list has the count of each rank. The caller has compared the headers, which agree.
+/// `lists[r]` is the list of rank `r`, in elements. For an operation with a part per pair, it has the counts that `r`
+/// sends to each rank, then those that it expects from each rank. For a rooted operation with a part per rank, the
+/// root's list has the count of each rank. The caller has compared the headers, which agree.
 pub(crate) fn compare_lists(
     op_headers: &[OpHeader],
     lists: &[Vec<u64>],

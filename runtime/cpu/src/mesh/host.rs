@@ -1,13 +1,12 @@
 //! Which ranks are on this host, and how they get access to shared memory.
 //!
-//! Ranks are neighbors if they run under one kernel, in one network and process namespace, as one user,
-//! and have the same [`Config::host_id`](rcomm_core::Config), if any: these together are their host's
-//! *name*. The first of them to write its rank and the name of a unix socket under `cpu/host/<name>` in the
-//! store makes the segment and listens on the socket; the others open the segment's file
-//! ([`shortcut`](super::shortcut)), or request it at the socket, with the same
-//! handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then writes a
-//! [`Note`] under `cpu/host_of/<rank>` with its host's name, or `-` if it shares no memory, so that the
-//! others know whether to look for the rank in the segment.
+//! Ranks are neighbors if they run under one kernel, in one network and process namespace, as one user, and have the
+//! same [`Config::host_id`](rcomm_core::Config), if any. These properties together are their host's *name*. The first
+//! of them to write its rank and the name of a unix socket under `cpu/host/<name>` in the store makes the segment and
+//! listens on the socket; the others open the segment's file ([`shortcut`](super::shortcut)), or request it at the
+//! socket, with the same handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then writes
+//! a [`Note`] under `cpu/host_of/<rank>` with its host's name, or `-` if it shares no memory, so that the others know
+//! whether to look for the rank in the segment.
 
 use super::fill_random;
 use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};

@@ -1,8 +1,8 @@
 //! [`Links`]: the state of this rank's connections to the others, recorded while operations wait.
 //!
-//! The systems at both ends of an idle connection exchange keep-alive packets, whatever their processes do: so packets
-//! still arrive from the host of a frozen process, but not from a host that is cut off. While an operation waits
-//! longer than [`LONG_WAIT`], and when it fails, all connections are sampled into the ring.
+//! The systems at both ends of an idle connection exchange keep-alive packets, whatever their processes do. So packets
+//! still arrive from the host of a frozen process, but not from a host that is cut off. While an operation waits longer
+//! than [`LONG_WAIT`], and when it fails, all connections are sampled into the ring.
 
 use super::lock;
 use crate::transport::Channel;

@@ -352,8 +352,8 @@ impl Listener {
         self.oldest_of(host)
     }
 
-    /// The oldest handshake of a host that may be ended for another one: first among callers that have not sent a valid
-    /// first message, as a rank does at once.
+    /// The oldest handshake of a host that may be closed for another one. Callers that have not sent a valid first
+    /// message come first, since a rank sends that at once.
     fn oldest_of(&self, host: Option<IpAddr>) -> Option<usize> {
         let pending = self.pending.iter().enumerate();
         let old = pending.filter(|(_, handshake)| {

@@ -1,12 +1,12 @@
 //! Messages between two ranks of a group: their tags, their order, and the offer before a large message.
 //! Messages use shared memory if the two ranks share it, and sockets otherwise.
 //!
-//! A message of up to [`MAX_EAGER_BYTES`](frame::MAX_EAGER_BYTES) bytes is sent at once; if no receive is posted for
-//! it yet, the receiver keeps it. A larger message is *offered* first, and sent when the receiver has accepted the
-//! offer (`Clear`), so a rank never has to keep a large message for which no receive is posted. A *request* is one
-//! send or receive. Only its thread accesses its buffer, and advances the request whenever the channel is free for it.
-//! A thread that reads bytes of another request from the channel (a message to be kept, an answer to an offer) stores
-//! them for the other request.
+//! A message of up to [`MAX_EAGER_BYTES`](frame::MAX_EAGER_BYTES) bytes is sent at once; if no receive is posted for it
+//! yet, the receiver keeps it. A larger message is *offered* first, and sent when the receiver has accepted the offer
+//! (`Clear`). So a rank never has to keep a large message for which no receive is posted. A *request* is one send or
+//! receive. Only its thread accesses its buffer, and advances the request whenever the channel is free for it. A thread
+//! that reads bytes of another request from the channel (a message to be kept, an answer to an offer) stores them for
+//! the other request.
 //!
 //! Sends to one peer start in the order in which they were posted. A receive takes the first message of its tag that
 //! no earlier receive may take.

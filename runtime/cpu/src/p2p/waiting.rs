@@ -63,8 +63,8 @@ impl P2p {
         Ok(())
     }
 
-    /// Sleeps until one of these requests may advance, `doorbell` is written to, or `time` has passed; at most a
-    /// millisecond if there is a request of which no socket shows when it may advance.
+    /// Sleeps until one of these requests may advance, `doorbell` is written to, or `time` has passed. If no socket
+    /// shows when one of the requests may advance, sleeps for at most a millisecond.
     pub(crate) fn sleep<'r>(
         &self,
         requests: impl Iterator<Item = &'r Request>,

@@ -1,9 +1,9 @@
 //! How a thread waits for a peer: it polls for a short time, then sleeps.
 //!
-//! A waiter polls for about as long as a wake-up takes. If ranks outnumber cores, the peer may need this core, so
-//! the waiter yields between polls, and polls for longer; while yields take long, it polls only briefly and does not
-//! yield ([`yielding`]). Then it sleeps, or at once if the caller has said that the wait will be long: at most ten
-//! milliseconds at a time, so that it detects a stop, a deadline or a dead peer soon even without a wake-up.
+//! A waiter polls for about as long as a wake-up takes. If ranks outnumber cores, the peer may need this core, so the
+//! waiter yields between polls, and polls for longer. While yields take long, it polls only briefly and does not yield
+//! ([`yielding`]). Then it sleeps, or at once if the caller has announced a long wait. It sleeps for at most ten
+//! milliseconds at a time, so that it soon detects a stop, a deadline or a dead peer even without a wake-up.
 
 mod failure;
 pub(crate) mod processors;

@@ -1,10 +1,10 @@
 //! Whether yielding the processor is worthwhile for this thread.
 //!
-//! A yield takes about a microsecond if only ranks that wait as well share the processor. If another program, or a
-//! rank that computes, keeps the processor busy, the scheduler may give it a whole time slice, some milliseconds, for
-//! each yield, and may take that time from the share of the thread that yields. A thread that sleeps usually gets a
-//! processor soon after it is woken. So a thread measures its yields: after one that took long it sleeps instead, for
-//! a number of sleeps, and then tries again.
+//! A yield takes about a microsecond if only ranks that wait as well share the processor. If another program, or a rank
+//! that computes, keeps the processor busy, the scheduler may give it a whole time slice, some milliseconds, for each
+//! yield. It may take that time from the share of the thread that yields. A thread that sleeps usually gets a processor
+//! soon after it is woken. So a thread measures its yields: after one that took long it sleeps instead, for a number of
+//! sleeps, and then tries again.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

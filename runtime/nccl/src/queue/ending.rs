@@ -218,8 +218,8 @@ impl CommQueue {
 
     /// Aborts communicators in one group of calls, on a separate thread, which keeps `kept` until the library has
     /// returned. To free communicators, the library waits for all kernels of the device. If that takes longer than
-    /// [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in the way: `stop_others` is called, and again
-    /// every 500 ms for as long as it returns true.
+    /// [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may block it: `stop_others` is called, and again every 500
+    /// ms for as long as it returns true.
     ///
     /// # Blocking
     /// Until the library has returned, or the deadline.

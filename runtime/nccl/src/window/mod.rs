@@ -3,12 +3,11 @@
 //!
 //! The library differs in four points from what a window promises. They are handled as follows:
 //!
-//! - *A put always signals* (`ncclPutSignal`), and signals are counted for each pair of ranks of a
-//!   communicator, not for each window. So a signal of a window is a put of one 64-bit word into a table in
-//!   which the receiver has an entry for each sender. The word holds two counts: the window's signals to this
-//!   receiver, and the library's signals to this receiver so far. Puts to one peer arrive in order. So a receiver that
-//!   reads the word waits for that many of the library's signals, which were all sent already, and then all
-//!   data that were put before the signal have arrived.
+//! - *A put always signals* (`ncclPutSignal`), and signals are counted for each pair of ranks of a communicator, not
+//!   for each window. So a signal of a window is a put of one 64-bit word into a table in which the receiver has an
+//!   entry for each sender. The word holds two counts: the window's signals to this receiver, and the library's signals
+//!   to this receiver so far. Puts to one peer arrive in order. So a receiver that reads the word waits for that many
+//!   of the library's signals, which were all sent already. Then all data that were put before the signal have arrived.
 //! - *A wait blocks the stream.* No wait for an unsent signal is enqueued: the host polls the word. So a wait
 //!   for a signal that is never sent ends at its deadline and delays no other work.
 //! - *A put's source lies in a window.* Other sources are staged in an area that lies in a window.

@@ -120,9 +120,9 @@ impl WindowGroup<'_> {
         Ok(Arc::new(window))
     }
 
-    /// Checks that this rank can take part, and allocates what it needs besides its memory: a placeholder for empty
-    /// memory, the words with the staging area, and a stream for copies. Waits for the pending work of the queue, but
-    /// makes no call that the other ranks must make.
+    /// Checks that this rank can take part, and allocates what it needs in addition to its memory: a placeholder for
+    /// empty memory, the words with the staging area, and a stream for copies. Waits for the pending work of the queue,
+    /// but makes no call that the other ranks must make.
     #[allow(clippy::type_complexity, reason = "three values, used once")]
     fn prepare(
         &self,

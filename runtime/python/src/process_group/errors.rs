@@ -15,8 +15,8 @@ const fn class_of(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for an operation that does not
-/// exist here or a reduction that is not defined for these elements, else one of PyTorch's, all of which are
+/// An error as an exception: `ValueError` for a wrong argument; `NotImplementedError` for an operation that does not
+/// exist here or a reduction that is not defined for these elements; else one of PyTorch's, all of which are
 /// `RuntimeError`s. The exception has the attributes `kind`, the name of the error's kind, such as `Timeout` or
 /// `PeerLost`, and `ranks`, the ranks that the error names, by their numbers in the world.
 ///

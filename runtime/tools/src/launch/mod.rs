@@ -1,6 +1,6 @@
 //! Starts the ranks of a job, and supervises them until the last has ended.
 //!
-//! The launcher of node 0 serves the job's store, so that the store outlives every rank; through it the launchers of
+//! The launcher of node 0 serves the job's store, so that the store outlives every rank. Through it the launchers of
 //! several nodes agree on the job, and notify each other of a failure. Each rank has a process group of its own. One
 //! thread watches the ranks, their output and signals. Two other threads only write output, so that a stalled terminal
 //! never prevents the launcher from ending the ranks. In a job on several nodes, one more thread listens to the other

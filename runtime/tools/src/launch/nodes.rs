@@ -361,7 +361,7 @@ impl Nodes {
         publish_failure(&*self.keys, &failure_key(self.attempt()), &published).map(drop)
     }
 
-    /// Ends the attempt on this node, and returns the attempt's failure, if any: `failure`, otherwise that of a signal to
+    /// Ends the attempt on this node, and returns the attempt's failure, if any: `failure`; otherwise the signal to
     /// this launcher that asks to stop, or the failure that another node has reported. A failure that this function has
     /// found is printed.
     ///

@@ -309,9 +309,9 @@ impl Sinks {
         false
     }
 
-    /// Blocks until the rest of the output is written, for as long as the streams' readers take; after one of `signals`
-    /// that asks to end the job, for at most [`LIMIT`]; after [`limit_stall`](Self::limit_stall), until the output has
-    /// waited for [`LIMIT`] without progress. Returns that signal if output was given up for it.
+    /// Blocks until the rest of the output is written, for as long as the streams' readers take. After one of `signals`
+    /// that asks to end the job, it blocks for at most [`LIMIT`]; after [`limit_stall`](Self::limit_stall), until the
+    /// output has made no progress for [`LIMIT`]. Returns that signal if output was given up for it.
     pub(super) fn finish(mut self, signals: Option<&Signals>) -> Option<Signal> {
         let mut stop = None;
         while !self.is_done() {

@@ -35,8 +35,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .filter_map(|rank| late.get(&rank).copied())
             .filter(|report| passes(model, report))
             .collect();
-        // If all ranks of a host are late, the host is taken for the cause and gets one row, unless the warnings name
-        // some of them only; other late ranks have a row each.
+        // If all ranks of a host are late, the host is considered the cause and gets one row, unless the warnings name
+        // only some of them. Other late ranks have a row each.
         let named = here.iter().filter(|one| accused.contains(&one.rank));
         let all_alike = [0, here.len()].contains(&named.count());
         let is_host_late =

@@ -49,8 +49,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(vec![], format!("warnings: {}", summary(model)), table)
 }
 
-/// The whole sentence, the doubts and the next step of the finding in a row, or in the last one if there are fewer; of a
-/// problem of the input, the sentence. `None` if the row has neither.
+/// The whole sentence, the doubts and the next step of the finding in a row, or in the last one if there are fewer. For
+/// a problem of the input, the sentence. `None` if the row has neither.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let rows = &page.table(0)?.rows;
     let row = rows.get(row.min(rows.len().saturating_sub(1)))?;

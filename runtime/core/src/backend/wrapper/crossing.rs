@@ -61,8 +61,8 @@ impl Crossings {
         warning
     }
 
-    /// The warning if some ranks issued two operations from two call sites and others issued them from the same
-    /// call sites in the opposite order; all ranks must have issued an operation from each of the two before.
+    /// The warning if some ranks issued two operations from two call sites and others issued them from the same call
+    /// sites in the opposite order. All ranks must have issued an operation from each of the two before.
     fn crossing_of(
         &self,
         (earlier, sites_then): (u64, &[String]),

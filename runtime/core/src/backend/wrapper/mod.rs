@@ -390,8 +390,8 @@ impl Pending for ComparedOp {
         }
     }
 
-    /// Blocks the host until the comparison has ended, or the operation's deadline has passed (`Timeout`): a stream can
-    /// wait only for an operation that the wrapped backend has, and it gets the operation after the comparison.
+    /// Blocks the host until the comparison has ended, or the operation's deadline has passed (`Timeout`). A stream can
+    /// wait only for an operation that the wrapped backend has, and the backend gets it after the comparison.
     fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         loop {
             self.poll();

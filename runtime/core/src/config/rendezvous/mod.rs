@@ -193,9 +193,9 @@ impl Rendezvous {
 
     /// Connects to the job's store, which rank 0 serves unless the launcher's agent does.
     ///
-    /// The server listens on the addresses of `master_addr` only. One exception: where that is a name
-    /// which this host resolves to its loopback (as `/etc/hosts` often does) and other hosts may be in
-    /// the job, it listens on all addresses and logs that.
+    /// The server listens on the addresses of `master_addr` only. One exception: if that is a name which this host
+    /// resolves to its loopback (as `/etc/hosts` often does), and other hosts may be in the job, it listens on all
+    /// addresses and logs that.
     ///
     /// # Errors
     /// Those of [`TcpStore::host_with`] and [`TcpStore::connect_with`].

@@ -41,21 +41,21 @@ use std::time::Duration;
 /// send is `Ok` once its memory may be used again: a small message may not have arrived by then, and may never be
 /// received.
 ///
-/// A rank that calls an operation after another member has given up the group gets an error, never `Ok`: for every
-/// collective, for a send to that member, and for a receive from it, even if its message had been sent before. A member
-/// that left cleanly (its world was shut down, or its group dropped) has not given up: what it sent can be received. A
-/// rank that was in a collective all that time, since its process was stopped (by a signal, say), gets an error too if
-/// another member has given up that collective, and `Ok` if all others had completed it.
+/// A rank that calls an operation after another member has given up the group gets an error, never `Ok`. That holds for
+/// every collective, for a send to that member, and for a receive from it, even if its message had been sent before. A
+/// member that left cleanly (its world was shut down, or its group dropped) has not given up: what it sent can be
+/// received. A rank that was in a collective all that time because its process was stopped (by a signal, say) gets an
+/// error too if another member has given up that collective, and `Ok` if all others had completed it.
 ///
 /// Over sockets no rank waits, after its part, for the others to end theirs, so outcomes of one collective can differ:
 /// - A rank may be done, and `Ok`, before another one gives up or dies: it only sends (the root of a broadcast, a rank
-///   of a reduction that is not its root), or all that it needs has come while another member still waits for a late
-///   rank.
+///   of a reduction that is not its root), or everything that it needs has arrived while another member still waits for
+///   a late rank.
 /// - A rank may be done while another one gives up, until the reason of the latter is in the store and its connections
 ///   are closed. This takes as long as two requests to the store, for which the rank that gives up waits 0.4 s at most.
-/// - A rank that was stopped and continues learns of the member that gave up from their connection, or from the store;
-///   from the store alone only if its collective has lasted a second, or past its own deadline. It may be `Ok` if it
-///   has no connection with that member and continues earlier, or if the store does not reply.
+/// - A rank that was stopped and continues learns of the member that gave up from their connection, or from the store.
+///   From the store alone it learns it only if its collective has lasted a second, or past its own deadline. It may be
+///   `Ok` if it has no connection with that member and continues earlier, or if the store does not reply.
 ///
 /// In each of these cases the group has failed, and the next collective of the rank that is `Ok` fails.
 ///

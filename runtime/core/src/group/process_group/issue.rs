@@ -160,7 +160,7 @@ impl Group {
 
     /// Runs an operation on the caller's thread.
     ///
-    /// The values built here are passed by reference and not copied: a copy would read as a whole what was just
+    /// The values built here are passed by reference and not copied: a copy would read with wide loads what was just
     /// written in parts, which defeats the processor's store forwarding.
     pub(crate) fn run(
         &self,

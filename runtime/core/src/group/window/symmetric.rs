@@ -27,9 +27,9 @@ const NOT_ALLOCATED: u64 = 2;
 /// buffers of all others. As the symmetric memory of PyTorch, on the host.
 ///
 /// Beside its buffer each rank has a *signal pad*: for each of [`CHANNELS`](Self::CHANNELS) channels a word for each
-/// other rank, 0 or 1. A signal sets the word to 1, and waiting for it sets it to 0 again, so what different parts of a
-/// program do on different channels does not mix. What a rank wrote before a signal is seen by the rank that has waited
-/// for the signal.
+/// other rank, 0 or 1. A signal sets the word to 1, and waiting for it sets it to 0 again. So different parts of a
+/// program do not mix if they use different channels. What a rank wrote before a signal is seen by the rank that has
+/// waited for the signal.
 ///
 /// ```no_run
 /// # fn step(group: &rcomm::ProcessGroup, next: u32, previous: u32) -> rcomm::Result<()> {

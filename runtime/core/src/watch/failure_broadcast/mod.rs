@@ -156,8 +156,8 @@ impl FailureBroadcast {
         matches!(self.parts.store_end, Some(LinkEnd::StoreAtRank(rank)) if self.parts.processes.is_stopped(rank))
     }
 
-    /// Whether a signal has stopped the process that serves the store, and each look at it in this incident has shown
-    /// that for [`STOPPED_TIME`]: one that was stopped only for a moment answers soon.
+    /// Whether a signal has stopped the process that serves the store, and each look at the process in this incident
+    /// has shown that for [`STOPPED_TIME`]: a process that was stopped only for a moment soon answers.
     fn store_stays_stopped(&self, incident: &Incident) -> bool {
         let is_stopped = self.store_is_stopped();
         let mut stays_stopped = false;
@@ -280,9 +280,10 @@ impl FailureBroadcast {
     ///   If it names no rank, or only ranks that have arrived, it names the absent ranks. In both cases its sentence
     ///   begins with the new ranks.
     /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to the store
-    ///   was lost, unless it names only this rank. A time-out, and an error that names rank 0 among others, names only
-    ///   rank 0 also if the store has left the alarm unanswered, and has not replied for [`STORE_SILENT`] or a signal has
-    ///   stopped rank 0, as each look since the alarm has shown for [`STOPPED_TIME`].
+    ///   was lost, unless the error names only this rank. A time-out, or an error that names rank 0 among others, also
+    ///   names only rank 0 in this case: the store has left the alarm unanswered, and either it has not replied for
+    ///   [`STORE_SILENT`], or each look since the alarm has shown for [`STOPPED_TIME`] that a signal has stopped rank
+    ///   0.
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.

@@ -36,8 +36,8 @@ use std::time::{Duration, Instant};
 
 /// The largest group in which every member reads all answers.
 const SMALL_GROUP: usize = 64;
-/// The longest wait for the answers of ranks whose processes may have ended, once all others have answered; and the
-/// shortest for those of ranks that have not answered a roll call.
+/// The longest wait for the answers of ranks whose processes may have ended, once all others have answered. It is also
+/// the shortest wait for ranks that have not answered a roll call.
 const LOST_TIME: Duration = Duration::from_millis(250);
 /// The most answers that are read in one call to the store.
 const CHUNK: usize = 256;
@@ -92,9 +92,10 @@ impl StatusExchange {
     /// store fails, the text says so.
     ///
     /// # Blocking
-    /// Until all members have answered, and the ranks that they wait for, except those that a signal has stopped for
-    /// [`STOPPED_TIME`], and those that have not answered a roll call for `wait_time`, which are waited for for
-    /// [`LOST_TIME`]; for about `wait_time` and `read_time` together at most, however many ranks there are.
+    /// Until all members have answered, and the ranks that they wait for. It waits less for ranks that a signal has
+    /// stopped ([`STOPPED_TIME`]), and, once they have not answered a roll call for `wait_time`, for silent ones
+    /// ([`LOST_TIME`]). In all it waits for at most about `wait_time` and `read_time` together, however many ranks
+    /// there are.
     pub(crate) fn collect(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
         if query.members.len() <= SMALL_GROUP {
             return self.read_all(store, query);
@@ -258,9 +259,10 @@ impl StatusExchange {
         rest.max(LOST_TIME).min(self.wait_time)
     }
 
-    /// Waits for the answers of `stopped`, which a signal had stopped at `began`, until [`STOPPED_TIME`] after that, or not
-    /// longer than for silent ranks if none of them has answered a roll call. Those that were continued in between are
-    /// waited for as others, until `wait_time` after `began`: the ranks of a suspended job are continued one after another.
+    /// Waits for the answers of `stopped`, the ranks that a signal had stopped at `began`: until [`STOPPED_TIME`] after
+    /// that, or not longer than for silent ranks if none of them has answered a roll call. Those that were continued in
+    /// between are waited for as others, until `wait_time` after `began`: the ranks of a suspended job are continued
+    /// one after another.
     fn wait_for_stopped(
         &self,
         store: &dyn Store,

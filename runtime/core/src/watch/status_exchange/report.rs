@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A time-out that the reporting rank recorded longer ago than this, in ms, is not among its waits: it did not lead to
-/// the fault for which status is exchanged now.
+/// the current fault.
 const RECENT_TIMEOUT_MS: u64 = 10_000;
 
 /// One rank's progress, as it publishes it.
@@ -47,7 +47,7 @@ pub(super) struct PendingCollective {
 impl RankReport {
     /// A report of these groups, by `wire_id`, and of what this rank's record says now: its phase, its step, and what
     /// it waits for. It waits for the ranks at the other ends of connections on which an operation waits, for the ranks
-    /// that its recent time-outs name, and in the oldest pending collective of each small group.
+    /// that its recent time-outs name, and for absent members of the oldest pending collective of each small group.
     ///
     /// `wire_ids` holds the groups' wire ids by their numbers in this process. Collectives of other groups are left
     /// out.

@@ -1,12 +1,11 @@
 //! Reductions along a chain of hosts: each host receives the combined data of the hosts before it, and
 //! combines the data of its ranks with it.
 //!
-//! The data is processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*: the slots of
-//! one phase hold a chunk of each stripe. In one phase the ranks of a host show each other the inputs of a chunk,
-//! and while a host combines a chunk, the host before it combines the next one. On the last host the stripe is
-//! complete. A reduce sends it from there to the root, and a reduce_scatter sends each rank its part. An all_reduce
-//! sends it back to the first host; each host forwards the bytes as they arrive, and the ranks of each host put their
-//! stripes together.
+//! The data is processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*: the slots of one
+//! phase hold a chunk of each stripe. In one phase the ranks of a host show each other the inputs of a chunk. While a
+//! host combines a chunk, the host before it combines the next one. On the last host the stripe is complete. A reduce
+//! sends it from there to the root, and a reduce_scatter sends each rank its part. An all_reduce sends it back to the
+//! first host; each host forwards the bytes as they arrive, and the ranks of each host put their stripes together.
 //!
 //! Two ranks cannot wait for each other. In the phases of a block, bytes flow only from each host to the next, which
 //! receives the bytes of a phase as soon as it reaches that phase. Results are sent between phases: a rank enters the
@@ -21,8 +20,8 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::{Partial, copy};
 use std::ops::Range;
 
-/// Maximum size of a block in bytes: large enough to hide the latency of the chain of hosts, and small enough that the
-/// block stays in a last-level cache until it is complete.
+/// Maximum size of a block in bytes: large enough to hide the latency of the chain of hosts, and small enough to stay
+/// in a last-level cache until it is complete.
 const BLOCK: usize = 8 << 20;
 
 /// The memory that reductions along the hosts reuse.
@@ -232,8 +231,8 @@ impl Chain {
         via.channels.drive(&mut transfers, policy)
     }
 
-    /// The part for a rank is combined by the ranks with the same index on their hosts as that rank (modulo the number
-    /// of stripes, on hosts with more ranks than stripes). The last host sends each rank its result.
+    /// The part for a rank is combined by the ranks that have the same index on their hosts as that rank (modulo the
+    /// number of stripes, on hosts with more ranks than stripes). The last host sends each rank its result.
     pub(super) fn reduce_scatter(
         &mut self,
         via: &mut HostTransports<'_>,

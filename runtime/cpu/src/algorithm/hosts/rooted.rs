@@ -17,8 +17,8 @@ pub(super) enum Sizes {
     Listed,
 }
 
-/// Every rank shows its part to one rank of its host: to the root on the root's host, elsewhere to the first rank,
-/// which sends the parts of its host to the root in one message.
+/// Every rank shows its part to one rank of its host. On the root's host that is the root; elsewhere it is the first
+/// rank, which sends the parts of its host to the root in one message.
 pub(super) fn gather(
     via: &mut HostTransports<'_>,
     position: Position,

@@ -10,7 +10,8 @@ use rcomm_core::arithmetic::{self, copy};
 use std::ops::Range;
 
 /// The maximum size in bytes of an operation with [`Traffic::Exchange`]. A longer operation has phases in which some
-/// ranks have no share, and so do not write where they have read: from 512 KiB on it would take a quarter longer.
+/// ranks have no share, and so write none of the memory that they have just read: from 512 KiB on it would take a
+/// quarter longer.
 const MAX_EXCHANGE: usize = 256 << 10;
 
 /// The traffic of an operation of `len` bytes.

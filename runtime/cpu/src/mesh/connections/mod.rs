@@ -58,7 +58,7 @@ pub(crate) struct Mesh {
 }
 
 /// The thread `rcomm/mesh`. It is started when this rank first waits for a caller, or a moment after the start of the
-/// world ([`WorldContext::later`]): until then the system holds callers, and the thread would only take time from the
+/// world ([`WorldContext::later`]). Until then the system holds callers, and the thread would only take time from the
 /// ranks that start.
 enum ListenerThread {
     Waiting(Box<Listener>),

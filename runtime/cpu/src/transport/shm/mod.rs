@@ -6,14 +6,14 @@
 //! [`ShmExchange`] and, after it, the rings of a [stream](ShmStream) for each pair of ranks.
 //!
 //! An *exchange area* has, for each rank of the group, two *lines*, used alternately, and memory in which the rank
-//! places its *slots* one after the other, and then from the beginning again. All ranks go through the same *phases*
-//! 1, 2, 3, ... In phase p a rank writes its slot p, which does not overlap its slot p - 1, and its line p % 2, then
-//! stores p into the line's flag. It waits until every line p % 2 of the others shows p, and then reads those lines
-//! and slots. This is the only synchronization, and it is sufficient: a rank overwrites the line and the slot of
-//! phase p in phase p + 2 at the earliest. It enters that phase only after it has seen the flag p + 1 of all ranks,
-//! which they stored after they had read the lines and slots of phase p. For the same reason two ranks may swap the
-//! positions of their slots (two for each rank, used alternately) when both have been used: a position is used again
-//! two phases later at the earliest.
+//! places its *slots* one after the other, and then from the beginning again. All ranks go through the same *phases* 1,
+//! 2, 3, ... In phase p a rank writes its slot p, which does not overlap its slot p - 1, and its line p % 2, then
+//! stores p into the line's flag. It waits until every line p % 2 of the others shows p, and then reads those lines and
+//! slots. This is the only synchronization, and it is sufficient: a rank overwrites the line and the slot of phase p in
+//! phase p + 2 at the earliest. It enters that phase only after it has seen the flag p + 1 of all ranks, which they
+//! stored after they had read the lines and slots of phase p. For the same reason two ranks may swap the positions of
+//! their slots (two for each rank, used alternately) when both have been used: a position is used again at least two
+//! phases later.
 //!
 //! Only ranks of this job have the segment: it is passed to processes of the same user that prove the job's
 //! secret. Such a rank is trusted to keep to the phases: bytes that it writes at another time make results wrong, as
@@ -24,10 +24,10 @@
 //! A rank that gives up a phase decides together with the others whether the phase has failed (`outcome`).
 //! A rank that arrives later finds that decision, and gets an error for the operation as the others do.
 //!
-//! A waiter that has polled long enough sleeps on the flag (a futex). A sleeper sets a mark, and a writer that sees
-//! the mark wakes it. There is deliberately no fence between the store of the flag and the load of the mark: the
-//! writer can miss the mark in the nanoseconds that a store takes to become visible, and the waiter then sees the
-//! flag at the end of its sleep, at most ten milliseconds later.
+//! A waiter that has polled long enough sleeps on the flag (a futex). A sleeper sets a mark, and a writer that sees the
+//! mark wakes it. There is deliberately no fence between the store of the flag and the load of the mark. The writer can
+//! miss the mark in the nanoseconds that a store takes to become visible; the waiter then sees the flag at the end of
+//! its sleep, at most ten milliseconds later.
 
 mod agreement;
 mod area;

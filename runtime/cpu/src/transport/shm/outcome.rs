@@ -1,12 +1,12 @@
 //! Whether a phase of an exchange area has failed: the same answer on every rank, even if ranks are late or frozen.
 //!
 //! A phase is complete for a rank that has seen the flags of all ranks and then finds neither a proposal nor a
-//! decision. A rank that gives up a phase (its deadline passed, a peer is gone, its group was stopped) may find, a
-//! moment later, that the missing rank has arrived, and that others have continued. So it first *proposes* that the
-//! phase has failed, in one word of the area; then the flags are checked once more. If all ranks have published the
-//! phase, the proposal is withdrawn, and the rank that made it continues as well. Otherwise the phase has *failed*,
-//! permanently. Every rank that finds a proposal decides it in the same way, so a rank that is frozen in between
-//! delays no other rank, and the first decision is final.
+//! decision. A rank that gives up a phase (its deadline passed, a peer is gone, its group was stopped) may find a
+//! moment later that the missing rank has arrived and that others have continued. So it first *proposes* that the phase
+//! has failed, in one word of the area; then the flags are checked once more. If all ranks have published the phase,
+//! the proposal is withdrawn, and the rank that made it continues as well. Otherwise the phase has *failed*,
+//! permanently. Every rank that finds a proposal decides it in the same way, so a rank that is frozen in between delays
+//! no other rank, and the first decision is final.
 //!
 //! The answer is the same on all ranks. If the check after the proposal did not see a rank's flag, that
 //! rank publishes the phase after the proposal, so every rank that sees its flag finds the proposal or the

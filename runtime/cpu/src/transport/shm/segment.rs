@@ -467,7 +467,7 @@ impl Segment {
         let mut searched = None;
         loop {
             let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
-            // The tables may be long: they are searched again only after a claim, and once more when the leader is
+            // The tables may be long. They are searched again only after a claim, and once more when the leader is
             // gone, since it may have ended before it counted its claim.
             let is_changed = searched.replace(claims) != Some(claims);
             if (is_changed || is_leader_gone)

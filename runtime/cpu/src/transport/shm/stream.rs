@@ -10,7 +10,7 @@
 //! If all cells are full, the bytes go through the ring.
 //!
 //! An end that has found the ring full (or empty) for so long that it is about to sleep sets a mark, then checks once
-//! more; the other end reads (or writes), then checks the mark. Between the store and the check there is a full fence
+//! more. The other end reads (or writes), then checks the mark. Between the store and the check there is a full fence
 //! on both sides, so at least one of the two sees the other's store.
 //!
 //! The pair also has a socket. It is the doorbell that wakes a sleeper, so that a thread can sleep on several

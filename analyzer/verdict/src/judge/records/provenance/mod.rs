@@ -131,11 +131,11 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
         .map(|group| &*group.ranks)
 }
 
-/// Keeps the records of one world. Worlds rank in this order: one with living processes before all others, then one
-/// that at least half of its ranks left at about the last moment, then the most complete, then the newest. A record
-/// that states no world stays, and so does one of a world that shares no rank with the kept one: worlds of other ranks
-/// may be parts of one job. So do the records of a world whose members gloo's own recorder does not know
-/// ([`GlooWorld`]).
+/// Keeps the records of one world. A world with living processes comes before all others; then one whose last record is
+/// about as new as that of any world, if more than half of its ranks have a record; then the most complete; then the
+/// newest. A record that states no world stays, and so does one of a world that shares no rank with the kept one:
+/// worlds of other ranks may be parts of one job. So do the records of a world whose members gloo's own recorder does
+/// not know ([`GlooWorld`]).
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
     let of_gloo = GlooWorld::of(shared, records);
     let world_of = |record: &Record| {

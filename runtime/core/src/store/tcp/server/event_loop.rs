@@ -318,8 +318,8 @@ impl EventLoop {
     }
 
     /// Answers the complete requests, until too many replies are unread; returns how many bytes they took. A client
-    /// that breaks a rule is refused: all that it sent then counts as taken, or the violation is returned if the
-    /// connection is to be closed at once.
+    /// that breaks a rule is refused. Everything that it sent then counts as taken, or the violation is returned if the
+    /// connection must be closed at once.
     fn answer_requests(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<usize, Violation> {
         let connection = &mut self.connections[id];
         if connection.outbox.capacity() == 0 {

@@ -31,7 +31,7 @@ fn start_of_package(path: &str) -> Option<usize> {
     packages.chain(python.filter(is_version)).min()
 }
 
-/// Replaces names by pseudonyms.
+/// Replaces names with pseudonyms.
 ///
 /// # Thread safety
 /// A redactor may be shared between threads.
@@ -279,7 +279,7 @@ fn is_host_name(word: &str) -> bool {
         && !ORDINARY_WORDS.contains(&word)
 }
 
-/// Whether a word before a colon and a port is taken for the name of a host: it has a digit, a hyphen or a dot. A name
+/// Whether a word before a colon and a port counts as the name of a host: it has a digit, a hyphen or a dot. A name
 /// with a common extension is that of a file.
 fn looks_like_host(word: &str) -> bool {
     let is_digit_or_mark = |c: char| c.is_ascii_digit() || c == '-' || c == '.';

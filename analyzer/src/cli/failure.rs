@@ -121,7 +121,7 @@ impl Failure {
 
     /// Prints the error as one line on standard error.
     pub(crate) fn show(&self, color: anstream::ColorChoice) {
-        let alarm = anstyle::AnsiColor::Red.on_default().bold();
+        let style = anstyle::AnsiColor::Red.on_default().bold();
         let mut stderr = anstream::AutoStream::new(io::stderr(), color);
         let text = self.to_string();
         let hint = self
@@ -129,6 +129,6 @@ impl Failure {
             .map(|hint| format!(" (hint: {hint})"))
             .unwrap_or_default();
         // If standard error is closed, the message is lost.
-        let _ = writeln!(stderr, "{alarm}error:{alarm:#} {}{hint}", printable(&text));
+        let _ = writeln!(stderr, "{style}error:{style:#} {}{hint}", printable(&text));
     }
 }

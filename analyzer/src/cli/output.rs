@@ -95,7 +95,7 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
             io::ErrorKind::NotFound => io::Error::other("its folder does not exist"),
             kind => io::Error::from(kind),
         })?;
-    // Where files cannot be locked, none is taken for abandoned.
+    // Where files cannot be locked, none counts as abandoned.
     let _ = partial.as_file().try_lock();
     Ok(partial)
 }

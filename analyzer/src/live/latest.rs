@@ -396,7 +396,7 @@ pub(super) fn is_open(entry: &Entry) -> bool {
     entry.state < EntryState::Completed && !entry.retired
 }
 
-/// Replaces the members of a record's groups by equal lists of other records, so that they share memory.
+/// Replaces the members of a record's groups with equal lists of other records, so that they share memory.
 fn share_members(members: &mut HashSet<Arc<[Rank]>>, dump: &mut Dump, before: Option<&Dump>) {
     let before = before.map_or(&[][..], |before| &before.groups);
     for (index, group) in dump.groups.iter_mut().enumerate() {

@@ -1,6 +1,6 @@
 //! Polls each source on its own thread and judges on another one, so a thread that draws waits for neither.
 //!
-//! `rcomm/source/<n>` polls one source again and again, or once if it is still; `rcomm/judge` owns the [`Live`] and
+//! `rcomm/source/<n>` polls one source again and again, or once if it is static; `rcomm/judge` owns the [`Live`] and
 //! passes each new [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.
 
 use crate::live::source::{Poll, Source, SourceError};
@@ -84,8 +84,8 @@ impl Signals {
         pending.stopped
     }
 
-    /// Sleeps until `rest_until`. If a poll is due earlier, sleeps until then, but at least until `soonest`. If the
-    /// thread must stop, returns at once. Returns whether it must.
+    /// Sleeps until `rest_until`. If a poll is due earlier, sleeps until then, but at least until `soonest`. Returns
+    /// whether the thread must stop; if so, at once.
     fn rest(&self, anchor: Anchor, soonest: Duration, rest_until: Duration) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -167,7 +167,7 @@ impl Drop for Watch {
     }
 }
 
-/// Polls a source until the watch stops, or once if the source is still.
+/// Polls a source until the watch stops, or once if the source is static.
 fn poll_repeatedly(
     mut source: Box<dyn Source>,
     number: usize,
@@ -185,8 +185,8 @@ fn poll_repeatedly(
         if sender.send((number, poll, ended)).is_err() {
             return;
         }
-        // A still source has nothing new to report.
-        if is_read && source.is_still() {
+        // A static source has nothing new to report.
+        if is_read && source.is_static() {
             return;
         }
         // Polling takes at most a fiftieth of a core, for any number of ranks, unless an operation may have become

@@ -5,7 +5,7 @@
 //! reports whether it sleeps, in which call, and where its stack is. The stack and the code are read through
 //! `/proc/self/mem`: where memory is unmapped, such a read fails, while a direct access would end the process.
 //!
-//! On the stack every word is taken for a caller that points behind a call instruction of a mapped file. So the callers
+//! Every word on the stack that points behind a call instruction of a mapped file counts as a caller. So the callers
 //! are all there as far as the stack is read, innermost first, with others between them that are left over from calls
 //! that have returned.
 

@@ -38,7 +38,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
 fn set_last_error(text: &str) {
     let text: Vec<u8> = text.bytes().filter(|&byte| byte != 0).collect();
     let text = CString::new(text).unwrap_or_default();
-    // A thread that is ending has no text any more; then only the code is returned.
+    // A thread that is ending may have freed its text; then only the code is returned.
     let _ = LAST_ERROR.try_with(|last| last.replace(text));
 }
 
@@ -116,8 +116,8 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     if text.is_null() {
         return Err(refused(format!("{name} is NULL")));
     }
-    // SAFETY: not NULL (checked above), so it ends with a zero byte. The caller leaves it as it is while
-    // the result is used.
+    // SAFETY: not NULL (checked above), so it ends with a zero byte. The caller does not change it while the result is
+    // used.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map_err(|_| refused(format!("{name} is not UTF-8")))

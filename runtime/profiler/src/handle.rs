@@ -134,7 +134,7 @@ impl Handle {
 pub(crate) trait Word: Default {
     fn load(&self, order: Ordering) -> u64;
     fn store(&self, value: u64, order: Ordering);
-    /// Replaces `current` by `new`; false if another thread was first.
+    /// Replaces `current` with `new`; false if another thread was first.
     fn replace(&self, current: u64, new: u64, success: Ordering) -> bool;
     /// Orders the stores before the fence before the stores after it.
     fn fence_release();

@@ -51,7 +51,7 @@ pub enum Kind {
     Turns,
     /// A rank issues two consecutive collectives on different groups in the other order.
     Detour,
-    /// A rank takes itself for the root of a gather.
+    /// A rank considers itself the root of a gather.
     Root,
     /// A rank sends other split sizes in an exchange than its peers expect.
     Splits,

@@ -174,7 +174,7 @@ fn view_sources(
     let job = JobChoice::of(cli.from.job.clone());
     let sources = sources::of(cli, anchor, &job)?;
     let fault_ns = sources::simulated_fault_ns(cli, anchor);
-    let still = sources.iter().all(|source| source.is_still());
+    let still = sources.iter().all(|source| source.is_static());
     let recorded = match cli.command {
         Some(CliCommand::Replay {
             snapshot: false, ..

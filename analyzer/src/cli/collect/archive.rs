@@ -157,7 +157,7 @@ pub(super) struct Archive {
     /// The names of the members.
     names: HashSet<String>,
     manifest: Manifest,
-    /// Replaces names in the records and the manifest by pseudonyms; `None` if the names stay.
+    /// Replaces names in the records and the manifest with pseudonyms; `None` if the names stay.
     redactor: Option<Redactor>,
     reader: DumpReader,
     /// The files in which names are replaced later, once all names are known: when the archive is read or finished.

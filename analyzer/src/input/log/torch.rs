@@ -80,7 +80,7 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
     size.filter(|&size| size > 0 && size <= MOST_RANKS)
 }
 
-/// The largest number that is taken for a number of ranks.
+/// The largest number that counts as a number of ranks.
 pub(super) const MOST_RANKS: u32 = 1 << 22;
 
 /// The global rank of a line: the one in its label, or else the one in its message, which is global if the message
@@ -274,7 +274,7 @@ fn not_joined(list: &str, after: Option<u64>) -> Event {
     Event::NotJoined(ranks.map(|rank| Absent { rank, after }).collect())
 }
 
-/// Beginnings of errors that usually follow from another rank's failure, so they are not taken for a cause.
+/// Beginnings of errors that usually follow from another rank's failure, so they do not count as a cause.
 const CONSEQUENCES: &[&str] = &[
     "NCCL",
     "[PG",

@@ -56,7 +56,7 @@ impl Source for FileSource {
         Ok(Poll::of_files(dumps, problems))
     }
 
-    fn is_still(&self) -> bool {
+    fn is_static(&self) -> bool {
         true
     }
 }

@@ -55,7 +55,7 @@ pub trait Source: Send {
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError>;
 
     /// Whether further polls never return anything new, as for a folder of dumps.
-    fn is_still(&self) -> bool {
+    fn is_static(&self) -> bool {
         false
     }
 }

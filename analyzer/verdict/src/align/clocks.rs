@@ -62,7 +62,7 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
     known
 }
 
-/// Replaces the estimate of a rank by the median of its host's ranks, if it differs from the median by at most the
+/// Replaces the estimate of a rank with the median of its host's ranks, if it differs from the median by at most the
 /// spread of its own values, or 1 ms if that is more. Ranks of one host share a clock, so the error shrinks with the
 /// root of their number.
 fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {

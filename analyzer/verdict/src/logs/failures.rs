@@ -30,18 +30,18 @@ pub(super) fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)
         .or_else(|| ends().find(|(_, end)| end.code != -SIGTERM))
 }
 
-/// The first process was ended by a signal other than SIGTERM, and not by SIGABRT after a time-out or after a transfer
-/// whose two ends have different sizes. An exception that the rank raised before is cited: a process of Python can end
-/// by SIGABRT after one, if a thread of it still runs.
+/// A signal ended the first process: not SIGTERM, and not SIGABRT after a time-out or after a transfer whose two ends
+/// have different sizes. If the rank raised an exception before, that is cited: a Python process can end by SIGABRT
+/// after an exception if one of its threads still runs.
 pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
     let signal = end.code.checked_neg().filter(|&signal| signal > 0)?;
-    // gloo aborts the process that receives another size than it expects.
     let own_time_out = || {
         seen.fact
             .rank
             .is_some_and(|rank| gloo::has_timed_out(digest, rank))
     };
+    // PyTorch aborts a process after a time-out. gloo aborts one that receives another size than it expects.
     let explained = || digest.any_timed_out() || sizes_differ(digest).is_some() || own_time_out();
     if signal == SIGTERM || (signal == SIGABRT && explained()) {
         return None;
@@ -148,8 +148,8 @@ pub(super) fn exited(digest: &Digest<'_>) -> Option<Conclusion> {
             let line = raised.fact.line;
             match refused_peer(error) {
                 Some(peer) => format!(
-                    "read the traceback above line {line}; see which process was to listen at {peer}, and whether it \
-                     had ended: after a restart that can be an address of the attempt before"
+                    "read the traceback above line {line}; see which process should listen at {peer}, and whether it \
+                     has ended: after a restart, that can be an address of the previous attempt"
                 ),
                 None => format!("read the traceback above line {line}"),
             }
@@ -401,7 +401,7 @@ fn other_size_than_expected(
         .filter_map(|seen| seen.fact.rank)
         .collect();
     let only = aborted.first().copied().filter(|_| aborted.len() == 1);
-    // gloo aborts the process after this line, which has no label of its own.
+    // After this line, which has no label, gloo aborts the process.
     let rank = only.or(seen.fact.rank);
     let who = rank.map_or("a process".to_owned(), |rank| format!("rank {rank}"));
     let mut found = Conclusion::new(

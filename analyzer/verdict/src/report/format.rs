@@ -225,8 +225,8 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// Whether this is a control character or one that changes the direction of the text: those with Unicode's property
-/// `Bidi_Control`.
+/// Whether this is a control character, or one that changes the direction of the text (Unicode's property
+/// `Bidi_Control`).
 fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(

@@ -11,7 +11,7 @@ struct Chunk {
     next: u32,
 }
 
-/// Most containers are filled at once: their first run is stored in the container itself.
+/// A list, tuple or dict. Most are filled in one step, so their first run is stored here.
 #[derive(Clone, Copy)]
 pub(super) struct Container {
     first: Chunk,
@@ -28,7 +28,7 @@ const END: u32 = u32::MAX;
 /// one rank.
 pub(super) const MAX_CELLS: usize = 1 << 25;
 
-/// The number of cells that an item read in place counts as: about the size of an `Entry`.
+/// How many cells an item that was read in place counts as: about as many as an `Entry` is large.
 pub(super) const CELLS_OF_TAKEN: usize = 8;
 
 /// A decoded pickle. Reading the next one reuses the memory of the last.
@@ -186,7 +186,7 @@ impl Pickle {
         Ok(id)
     }
 
-    /// Replaces the values from `from` on by a tuple of them.
+    /// Replaces the values from `from` on with a tuple of them.
     pub(super) fn tuple(&mut self, from: usize, at: usize) -> Result<(), Fault> {
         let len = self.stack.len() - from;
         if self.items.len() + len > self.items.capacity() {

@@ -1,10 +1,10 @@
 //! [`InFlightOp`]: an operation under way, for the backend and the watchdog.
 //!
-//! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds) settles it:
-//! stores the outcome. If that is no error, the same party also records the end, wakes waiters and runs callbacks. If
-//! the outcome is an error, the watchdog does this. For an error that makes the group unusable it first makes the dump,
-//! which then shows what was pending and not the state after the clean-up. Callers that wait see any other error at
-//! once. An operation that the backend rejects is ended by the thread that issued it.
+//! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds) settles it,
+//! that is, stores the outcome. Without an error, the same party also records the end, wakes waiters and runs
+//! callbacks. With an error, the watchdog does this. For an error that makes the group unusable it first makes the
+//! dump, which then shows what was pending and not the state after the clean-up. Callers that wait see any other error
+//! at once. An operation that the backend rejects is ended by the thread that issued it.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::group::process_group::Group;
@@ -322,8 +322,8 @@ impl WatchedOperation for InFlightOp {
 
 impl Observer for InFlightOp {
     fn started(&self) {
-        // This is a thread of the backend, or the one that issued: the recorder counts the time for which this rank's
-        // threads wait for a processor.
+        // The operation runs on this thread, which belongs to the backend or has issued it. The recorder counts how
+        // long such threads wait for a processor.
         self.group.recorder().note_thread();
         self.note_start();
     }

@@ -113,7 +113,7 @@ impl<T: Element> SparseTensor<T> {
         self.indices.len() / self.sparse_dims
     }
 
-    /// Replaces each value by what `change` returns for it.
+    /// Replaces each value with what `change` returns for it.
     pub(crate) fn map(mut self, change: impl Fn(T) -> T) -> Self {
         self.values
             .iter_mut()

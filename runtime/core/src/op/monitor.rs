@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The functions of a [`Monitor`], as a trait: models replace its locks by loom's.
+/// The functions of a [`Monitor`], as a trait: models replace its locks with loom's.
 pub(crate) trait Shared<T> {
     /// Uses the state under the lock, and wakes no thread.
     fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R;

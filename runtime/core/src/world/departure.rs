@@ -188,7 +188,7 @@ impl WorldShared {
                 .map(|&rank| gone_key(remaining, rank))
                 .collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            // This request returns the error of a store that fails: the ranks must not be taken for missing.
+            // This request returns the error of a store that fails: the ranks must not count as missing.
             notes.check(&keys[..1])?;
             let arrived = which_are_set(notes, &keys, Instant::now() + POLL_INTERVAL);
             let missing = ranks.iter().zip(arrived).filter(|(_, arrived)| !arrived);

@@ -136,7 +136,7 @@ impl Backing {
         self.is_lent.store(true, Ordering::Release);
     }
 
-    /// Replaces these bytes by private memory with the same contents, so that processes that have the file mapped
+    /// Replaces these bytes with private memory of the same contents, so that processes that have the file mapped
     /// cannot change them any more. The region is not offered again.
     ///
     /// # Safety

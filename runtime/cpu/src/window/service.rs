@@ -1,5 +1,5 @@
-//! Windows by message: requests for the *part* of a member, which is the member's memory in the window, if the
-//! requesting rank cannot map it, and the thread that answers such requests.
+//! Windows by message, for ranks that cannot map a member's memory in the window, its *part*: the requests, and the
+//! thread that answers them.
 //!
 //! A request begins with a head, a message that any member may send to the thread. The bytes of a put follow the
 //! head, and the bytes of a get are sent back. Heads, bytes of puts and bytes of gets have different tags. A request

@@ -52,7 +52,7 @@ impl CommQueue {
             return true;
         };
         queues.iter().any(|queue| {
-            // A launch in progress has the lock. Whether a graph runs is not seen.
+            // A launch in progress has the lock. The driver does not show whether a graph runs.
             queue.try_lock().is_none()
                 || queue.live_graphs() > 0
                 || queue.latest_op().is_some_and(|latest| latest.is_pending())

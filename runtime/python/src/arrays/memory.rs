@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The most dimensions of an array whose extents are kept; arrays of more dimensions are recorded as flat.
 const MAX_DIMENSIONS: usize = 8;
 
-/// The arguments of `__dlpack__` that ask for a versioned capsule, which says whether its memory may be written.
+/// The arguments of `__dlpack__` that request a versioned capsule, which states whether its memory may be written.
 static VERSIONED: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
 /// The first type found that is not one of JAX, so that its module is not looked up in every call.
@@ -74,7 +74,7 @@ pub(super) enum Use {
     Write,
 }
 
-/// An array's memory, which `owner` keeps.
+/// An array's memory, which `owner` keeps alive.
 pub(super) struct Memory {
     address: usize,
     pub(super) dtype: DType,
@@ -113,8 +113,8 @@ impl Memory {
         })
     }
 
-    /// The memory of an object that has Python's buffer protocol only, such as a `bytearray`; that of a copy if the
-    /// object, such as `bytes`, may only be read.
+    /// The memory of an object that has only Python's buffer protocol, such as a `bytearray`. If the object may only be
+    /// read, such as `bytes`, it is the memory of a copy.
     fn of_buffer(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
         let py = array.py();
         let reader = py.import(intern!(py, "rcomm._arrays"))?;
@@ -235,7 +235,7 @@ fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAn
     })
 }
 
-/// Whether the array is one of JAX, whose memory must not be written, although capsules may not say so.
+/// Whether the array is one of JAX: its memory must not be written, even if its capsule does not state that.
 fn is_immutable(array: &Bound<'_, PyAny>) -> bool {
     let (py, kind) = (array.py(), array.get_type());
     if MUTABLE.get(py).is_some_and(|known| kind.is(known.bind(py))) {

@@ -33,7 +33,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The fields that all option objects have.
+    /// Reads the fields that all option objects have.
     pub(crate) fn read(opts: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let mut read = Self {
             blocking: false,
@@ -76,7 +76,7 @@ pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>>
     let Some(days) = timeout.getattr_opt(intern!(py, "days"))? else {
         return Ok(from_seconds(timeout.extract()?));
     };
-    // An unset time-out is -1 ms, that is, minus one day and some seconds.
+    // PyTorch passes -1 ms for an unset time-out, which a timedelta holds as -1 days and some seconds.
     if days.extract::<i64>()? < 0 {
         return Ok(None);
     }

@@ -82,7 +82,7 @@ fn writable(path: &Path) -> anyhow::Result<File> {
     file.with_context(|| format!("failed to write {}", path.display()))
 }
 
-/// Replaces the content of a file by `table`. What is not a regular file, such as a pipe, has no length to set.
+/// Replaces the content of a file with `table`. What is not a regular file, such as a pipe, has no length to set.
 fn replace(file: &mut File, table: &str) -> io::Result<()> {
     if file.metadata()?.is_file() {
         file.set_len(0)?;

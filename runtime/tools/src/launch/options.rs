@@ -290,7 +290,7 @@ impl FromStr for NodeCount {
     }
 }
 
-/// Replaces mpirun's `-np N`, as the first option, by `-n N`.
+/// Replaces mpirun's `-np N`, as the first option, with `-n N`.
 fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let replace = |(index, argument): (usize, OsString)| match index == 1 && argument == "-np" {
         true => "-n".into(),

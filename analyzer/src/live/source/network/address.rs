@@ -142,7 +142,7 @@ impl Timed {
     }
 }
 
-/// Replaces the error of a read or write that timed out by one with a clear text.
+/// Replaces the error of a read or write that timed out with one that has a clear text.
 fn clear_timeout(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {

@@ -108,10 +108,10 @@ impl EndpointSource {
         for address in self.given.clone() {
             let client = self.client(&address);
             let peers = client.status(deadline).and_then(|status| {
-                let itself = status.identity.rank.map(|rank| (rank, address.clone()));
+                let own = status.identity.rank.map(|rank| (rank, address.clone()));
                 let others = client.peers(deadline)?;
                 let others = others.into_iter().map(|peer| (peer.rank, peer.address));
-                Ok(others.chain(itself).collect::<Vec<_>>())
+                Ok(others.chain(own).collect::<Vec<_>>())
             });
             match peers {
                 Ok(peers) => {
@@ -243,8 +243,8 @@ impl DumpRequests for EndpointDumps {
     }
 }
 
-/// Raises the alarm in the store, at which all ranks write their dumps, and moves the ranks that refused to
-/// `requested`. If the store does not take the alarm, its error is added to the reason of each.
+/// Raises the alarm in the store, so that all ranks write their dumps, and moves the ranks that refused to `requested`.
+/// If the store does not take the alarm, its error is added to the reason of each.
 fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, answers: &mut DumpAnswers) {
     match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
         Ok(()) => {
@@ -253,7 +253,9 @@ fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, answers: &mut 
         }
         Err(error) => {
             for (_, reason) in &mut answers.refused {
-                reason.push_str(&format!("; nor can store {store} be asked: {error}"));
+                reason.push_str(&format!(
+                    "; store {store} could not be asked either: {error}"
+                ));
             }
         }
     }

@@ -347,7 +347,7 @@ fn read_value(stream: &mut impl Read) -> io::Result<String> {
     })
 }
 
-/// Replaces the error of a closed connection by one with a clear text.
+/// Replaces the error of a closed connection with one that has a clear text.
 fn closed(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => io::Error::new(

@@ -8,7 +8,7 @@ use crate::align::record::{Record, may_leave_out};
 use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
-/// A dump with this many operations or more is taken for a ring.
+/// A dump with this many operations or more counts as a ring.
 const LEAST_RING: usize = 64;
 
 /// Sets [`Record::only_active`] in the records from which completed operations were left out, but whose ids do not show

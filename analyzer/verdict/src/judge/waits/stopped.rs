@@ -26,7 +26,7 @@ impl WaitGraph {
             missing.any(|&(other, _)| other == node)
         };
         let of_stopped = (0..self.ranks).filter(|&node| stopped[node] && is_missed(node));
-        let left: Vec<(Node, usize)> = of_stopped
+        let removed: Vec<(Node, usize)> = of_stopped
             .flat_map(|node| self.waits_in[node].iter().map(move |&place| (node, place)))
             .filter(|&(_, place)| {
                 let is_collective = matches!(self.places[place], Place::Collective { .. });
@@ -36,17 +36,18 @@ impl WaitGraph {
                     && arrived.all(|&node| stopped[node])
             })
             .collect();
-        for &(node, place) in &left {
+        for &(node, place) in &removed {
             self.waits_in[node].retain(|&other| other != place);
         }
-        self.completed_by_others = left;
+        self.completed_by_others = removed;
     }
 
     /// The place of a collective that all members that are not stopped have completed, and that the record of this
     /// stopped rank shows as unfinished; `None` if there is none, or if no rank waits for this one.
     pub(crate) fn completed_by_others(&self, node: Node) -> Option<usize> {
-        let mut left = self.completed_by_others.iter();
-        left.find(|&&(other, _)| other == node)
+        let mut removed = self.completed_by_others.iter();
+        removed
+            .find(|&&(other, _)| other == node)
             .map(|&(_, place)| place)
     }
 }

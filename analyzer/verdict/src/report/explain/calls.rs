@@ -170,7 +170,7 @@ pub(super) const E114: Prose = Prose {
     meaning: "Members agree on the operation, the type and the sizes that must be equal, but not on an argument: the \
              root, the reduction, or the split sizes of an exchange, of which one rank sends what another does not \
              expect. It is reported only where the records hold the argument, or where the sizes show that several \
-             members, or none, take themselves for the root.",
+             members, or none, consider themselves the root.",
     causes: &[
         "the root is given as a rank of the world on some members and of the group on others",
         "split sizes computed from local data, not exchanged beforehand",

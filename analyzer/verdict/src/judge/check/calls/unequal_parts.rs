@@ -1,5 +1,5 @@
 //! E114 and E112: one member of a collective sends sizes that another member does not expect, or not exactly one member
-//! takes itself for the root.
+//! considers itself the root.
 //!
 //! In an exchange each member names a size for each other member: the size that rank 2 sends to rank 5 must be the one
 //! that rank 5 receives from rank 2. If the record holds these sizes (split sizes, or one tensor for each member),
@@ -302,7 +302,7 @@ fn sums(instance: &InstanceCalls<'_>) -> Option<Found> {
     })
 }
 
-/// Members whose calls name parts that are not empty: the root, and every other member that takes itself for the root.
+/// Members whose calls name parts that are not empty: the root, and every other member that considers itself the root.
 fn roots_of(instance: &InstanceCalls<'_>) -> Vec<usize> {
     let names_parts = |call: &Call| {
         let signature = &call.signature;
@@ -347,7 +347,7 @@ fn roots(ctx: &Context<'_>, instance: &InstanceCalls<'_>) -> Option<Found> {
             culprits: past.into_iter().collect(),
             alternatives: Vec::new(),
             confidence: 0.6,
-            fault: "no member takes itself for the root".to_owned(),
+            fault: "no member considers itself the root".to_owned(),
             proof: past.into_iter().collect(),
         }),
         several => {
@@ -366,7 +366,7 @@ fn roots(ctx: &Context<'_>, instance: &InstanceCalls<'_>) -> Option<Found> {
                 confidence: if decided { 0.8 } else { 0.5 },
                 culprits: if decided { wrong } else { Vec::new() },
                 alternatives: several.iter().map(|&member| vec![member]).collect(),
-                fault: format!("{} each take themselves for the root", format_ranks(&ranks)),
+                fault: format!("{} each consider themselves the root", format_ranks(&ranks)),
                 proof: several.to_vec(),
             })
         }

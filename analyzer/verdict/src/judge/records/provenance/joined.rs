@@ -51,7 +51,7 @@ fn join_failures(kept: &mut Record, other: &Record) -> bool {
 
 /// Takes over the links to ranks that the kept record lacks, and those that `other` knows better ([`is_better`]);
 /// returns whether there were any. If the rank recorded a failure and did not continue after that, links that were
-/// silent or broken then are better: a ring drops closed connections or replaces them by new ones.
+/// silent or broken then are better: a ring drops closed connections or replaces them with new ones.
 fn join_links(kept: &mut Record, other: &Record) -> bool {
     let of_both = kept.failures.iter().chain(&other.failures);
     let explains = of_both

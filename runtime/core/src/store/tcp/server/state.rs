@@ -261,7 +261,8 @@ impl State {
         Ok(())
     }
 
-    /// Counts the connection at a barrier. The last one ends the waits of the others, and gets its reply at once.
+    /// Adds the connection to those at a barrier. The last one ends the waits of the others, and gets its reply at
+    /// once.
     fn barrier(
         &mut self,
         from: ConnectionId,

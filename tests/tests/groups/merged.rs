@@ -93,7 +93,7 @@ fn a_merge_that_cannot_be_is_refused_and_names_the_groups() {
             // Other members may look before rank 0 of the group has come.
             let expected = match group.rank() {
                 0 => {
-                    "of 4 ranks that are to be merged for \"few\", 3 have come: ranks 2, 1, 0 of job \"b\""
+                    "of 4 ranks that are to be merged for \"few\", 3 have arrived: ranks 2, 1, 0 of job \"b\""
                 }
                 _ => "of 4 ranks that are to be merged for \"few\"",
             };

@@ -127,7 +127,7 @@ fn groups_that_do_not_know_each_other_are_merged() {
             assert_eq!(error.kind(), ErrorKind::Timeout);
             let text = error.to_string();
             assert!(
-                text.contains("of 4 ranks") && text.contains("2 have come"),
+                text.contains("of 4 ranks") && text.contains("2 have arrived"),
                 "{text}"
             );
             // The half alone has more members than this call states.

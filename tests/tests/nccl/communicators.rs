@@ -239,7 +239,7 @@ fn a_communicator_that_the_library_has_made_without_ranks_is_refused() {
     });
     for output in outputs {
         let refused = lines(&output, "refused:");
-        let sentence = "NCCL has made a communicator of 0 ranks in place of 4";
+        let sentence = "NCCL has made a communicator of 0 ranks instead of 4";
         assert!(refused[0].contains(sentence), "{output}");
     }
 }
@@ -254,7 +254,7 @@ fn a_communicator_without_ranks_is_refused_where_it_is_made_at_the_first_operati
     for output in outputs {
         // A rank may learn of the refusal from another one first.
         let refused = lines(&output, "refused:");
-        let sentence = "NCCL has made a communicator of 0 ranks in place of 4";
+        let sentence = "NCCL has made a communicator of 0 ranks instead of 4";
         assert!(refused[0].contains(sentence), "{output}");
     }
 }

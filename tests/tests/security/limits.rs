@@ -31,7 +31,7 @@ addresses of one rank for data connections | runtime/cpu/src/mesh/address.rs | M
 messages of one peer that no receive has taken (CPU backend) | runtime/cpu/src/p2p/channel.rs | MAX_KEPT_BYTES
 a message that a peer sends without an offer (CPU backend) | runtime/cpu/src/p2p/frame.rs | MAX_EAGER_BYTES
 an object of an object collective, as JSON | runtime/core/src/group/objects/encoding.rs | MAX_OBJECT_BYTES
-the text of a world that is made anew | runtime/core/src/world/round.rs | MAX_BYTES
+the text of a world that is recreated | runtime/core/src/world/round.rs | MAX_BYTES
 the file of `RCOMM_TUNING_FILE` | runtime/core/src/config/mod.rs | MAX_TABLE_BYTES
 a file of the TLS identity (what follows is ignored) | recorder/src/publish/tls/files.rs | MAX_FILE
 NCCL's RAS report that a rank reads | runtime/nccl/src/context/ras.rs | MAX_BYTES

@@ -306,7 +306,7 @@ impl Call<'_> {
     /// The error of a call for which these ranks did not arrive in time.
     fn late(&self, absent: &[u32], timeout: Duration) -> Error {
         let message = format!(
-            "{:?} over the store: {} did not come within {}",
+            "{:?} over the store: {} did not arrive within {}",
             self.prefix,
             text::ranks(absent, MAX_RANKS),
             text::duration(timeout)

@@ -201,7 +201,7 @@ impl WorldShared {
         if !self.is_ending.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let message = "the world ends, or is made anew: no group can be made in it";
+        let message = "the world ends, or is being recreated: no group can be made in it";
         Err(Error::new(ErrorKind::Closed, message).in_group(name))
     }
 

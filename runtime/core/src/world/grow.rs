@@ -71,7 +71,7 @@ impl<B: BackendSet> World<B> {
             ring.note_failure(&error.failure(shared.place.rank));
             ring.mark_closed();
         })?;
-        tracing::warn!(?lost, size, attempt, "the world was made anew");
+        tracing::warn!(?lost, size, attempt, "the world was recreated");
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl<B: BackendSet> World<B> {
         let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
         let own_rank = self.shared.place.rank;
         if self.threads.is_none() {
-            let message = "this world has ended: it could not be made anew";
+            let message = "this world has ended: it could not be recreated";
             return Err(Error::new(ErrorKind::Closed, message));
         }
         if let Some(outsider) = lost.iter().find(|rank| !self.group.ranks().contains(rank)) {

@@ -60,7 +60,7 @@ impl<B> World<B> {
             Err(Missed::Late { error, arrived }) => {
                 let arrived = parse(&arrived).concat();
                 let message = format!(
-                    "of {size} ranks that are to be merged, {} have come: {}",
+                    "of {size} ranks that are to be merged, {} have arrived: {}",
                     arrived.len(),
                     text::ranks(&arrived, 64)
                 );

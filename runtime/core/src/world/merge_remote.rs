@@ -121,7 +121,7 @@ impl<B: BackendSet> World<B> {
                     let count: usize = arrived.iter().map(|part| part.ranks.len()).sum();
                     let named: Vec<String> = arrived.iter().map(Part::describe).collect();
                     error.with_more(&format!(
-                        "of {size} ranks that are to be merged for {purpose:?}, {count} have come: {}",
+                        "of {size} ranks that are to be merged for {purpose:?}, {count} have arrived: {}",
                         named.join("; ")
                     ))
                 }

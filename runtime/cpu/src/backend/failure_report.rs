@@ -305,7 +305,7 @@ impl CpuGroup {
             Some(Err(_)) | None => {
                 let absent_text = text::ranks(absent, MAX_RANKS);
                 let message =
-                    format!("rank {rank} gave up this operation: {absent_text} had not come to it");
+                    format!("rank {rank} gave up this operation: {absent_text} had not arrived");
                 Error::new(ErrorKind::Aborted, message).with_ranks(absent)
             }
         }

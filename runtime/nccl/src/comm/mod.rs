@@ -153,7 +153,7 @@ impl Comm {
             return Ok(());
         }
         let message = format!(
-            "NCCL has made a communicator of {count} ranks in place of {}: an earlier failure may have left a \
+            "NCCL has made a communicator of {count} ranks instead of {}: an earlier failure may have left a \
              group of calls open on its thread",
             self.size
         );

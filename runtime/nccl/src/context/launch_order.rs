@@ -44,8 +44,8 @@ pub(crate) fn prepare(options: &NcclOptions) -> Result<()> {
     }
     if !is_single_threaded() {
         let message = format!(
-            "launches cannot be ordered: the process has several threads already, beside which its environment must not \
-             be changed. Start it with {ORDER}=1 and {RACE}=0"
+            "launches cannot be ordered: the process already has several threads, and its environment cannot be changed \
+             safely any more. Start it with {ORDER}=1 and {RACE}=0"
         );
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
@@ -119,7 +119,7 @@ pub(crate) fn check(options: &NcclOptions, version: Version) -> Result<&'static 
     }
     if is_ordered && !value_of(RACE).is_some_and(|value| is_zero(&value)) {
         tracing::warn!(
-            "launches are ordered without {RACE}=0: NCCL fails a launch beside that of another thread, and rcomm launches \
+            "launches are ordered without {RACE}=0: NCCL fails a launch during one of another thread, and rcomm launches \
              from several"
         );
     }

@@ -116,7 +116,7 @@ impl Kind {
             Self::Healthy => "Nothing is wrong with it".to_owned(),
             Self::Slow => format!("Rank {rank} loads its data 0.3 s longer than the others"),
             Self::Stuck => {
-                format!("After {after} s rank {rank} does not come back from loading its data")
+                format!("After {after} s rank {rank} does not return from loading its data")
             }
             Self::Kill => format!("After {after} s rank {rank} kills itself with SIGKILL"),
             Self::Freeze => format!("After {after} s rank {rank} stops itself with SIGSTOP"),

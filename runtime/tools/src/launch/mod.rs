@@ -43,7 +43,7 @@ const STOPPED: u8 = 124;
 #[derive(Clone, Debug)]
 struct Failure {
     sentence: String,
-    /// The launcher's exit code; 0 if the attempt ended only because another host has come.
+    /// The launcher's exit code; 0 if the attempt ended only because another host has joined.
     code: u8,
     restart: Restart,
 }

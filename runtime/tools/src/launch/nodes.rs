@@ -289,7 +289,7 @@ impl Nodes {
                 && keys.add("members", 0)? > known
             {
                 let failure = Failure {
-                    sentence: "another host has come".to_owned(),
+                    sentence: "another host has joined".to_owned(),
                     code: 0,
                     restart: Restart::Free,
                 };

@@ -230,7 +230,7 @@ impl Options {
         }
         if let Some(program) = self.program.first().filter(|name| name.starts_with('-')) {
             return Err(format!(
-                "unexpected argument '{program}' found: options stand before PROGRAM (./{program} is a program of that name)"
+                "unexpected argument '{program}' found: options come before PROGRAM (./{program} is a program of that name)"
             ));
         }
         if self.replace > 0 && least < most {

@@ -166,7 +166,7 @@ impl Ranks {
                     }
                     Source::RemoteFailure => {
                         if let Some(mut failure) = nodes.remote_failure() {
-                            // With code 0, another host has come, and no rank has failed: none has a dump to write.
+                            // With code 0, another host has joined, and no rank has failed: none has a dump to write.
                             let linger = match failure.code {
                                 0 => Duration::ZERO,
                                 _ => options.linger,
@@ -386,7 +386,7 @@ impl Ranks {
         {
             sinks.print_message(&format!("failed to notify the other nodes: {error}"));
         }
-        // With code 0, another host has come: the signal is why this one ends.
+        // With code 0, another host has joined: the signal is why this one ends.
         if self.failure.as_ref().is_none_or(|first| first.code == 0) {
             self.failure = Some(failure);
         }

@@ -6,7 +6,7 @@
 //!
 //! | key, below the launchers' prefix | holds | writer |
 //! |---|---|---|
-//! | `members` | how many launchers have come | every launcher, once |
+//! | `members` | how many launchers have joined | every launcher, once |
 //! | `member/<id>` | the launcher's number of ranks and its host: `4 node-a` | every launcher; ids count from 0 |
 //! | `pulse/<id>` | a counter that advances while the launcher lives | every launcher |
 //! | `round/<n>` | the attempt, the job's name, and the ids of the members: `3\njob\n0 2`; or how the job ended: `over 0\n` | the launcher with the store |
@@ -88,7 +88,7 @@ impl Rounds {
         keys.get("job", options.timeout)?;
         let count = keys.add("members", 1)?;
         if count > MAX_LAUNCHERS {
-            bail!("{count} launchers have come to this job, which is more than {MAX_LAUNCHERS}");
+            bail!("{count} launchers have joined this job, which is more than {MAX_LAUNCHERS}");
         }
         let id = u32::try_from(count - 1)?;
         let host = rustix::system::uname();

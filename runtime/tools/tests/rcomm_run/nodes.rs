@@ -344,7 +344,7 @@ fn a_job_goes_on_with_fewer_hosts_when_one_is_lost_and_with_more_when_one_comes(
         err.contains("again on 1 host: the hosts have changed"),
         "{err}"
     );
-    assert!(err.contains("another host has come"), "{err}");
+    assert!(err.contains("another host has joined"), "{err}");
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(crate) trait Processes: Send + Sync {
     fn is_stopped(&self, rank: Rank) -> bool;
 }
 
-/// The ranks whose rings are beside that of this rank.
+/// The ranks whose rings are next to that of this rank.
 ///
 /// Such a ring may be left over from another run: the process that wrote it may still exist, stopped, while the rank is
 /// another process, perhaps on another host. So each rank writes to the store which process it is, and a ring counts only

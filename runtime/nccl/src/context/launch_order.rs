@@ -119,8 +119,8 @@ pub(crate) fn check(options: &NcclOptions, version: Version) -> Result<&'static 
     }
     if is_ordered && !value_of(RACE).is_some_and(|value| is_zero(&value)) {
         tracing::warn!(
-            "launches are ordered without {RACE}=0: NCCL fails a launch during one of another thread, and rcomm launches \
-             from several"
+            "launches are ordered without {RACE}=0: NCCL fails a launch if another thread launches at the \
+             same time, and rcomm launches from several threads"
         );
     }
     Ok(if is_ordered { "implicit" } else { "none" })

@@ -5,9 +5,6 @@ use crate::launch::{self, Options};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// The program's name.
-pub(crate) const NAME: &str = "rcomm-run";
-
 /// Runs the program `rcomm-run` with these arguments, the first of which is its name, and returns its exit code. Blocks
 /// until the job has ended. Ends the process if the arguments are wrong or ask for help.
 #[allow(clippy::print_stderr, reason = "a program prints its errors")]

@@ -7,7 +7,7 @@ mod training;
 pub use cli::Demo;
 
 use crate::launch::{self, Options};
-use crate::{run, same_program};
+use crate::same_program;
 use anyhow::{Context, Result};
 use cli::Kind;
 use rcomm::Config;
@@ -42,7 +42,7 @@ pub fn run(demo: &Demo) -> Result<ExitCode> {
         .with_context(|| format!("{} is not valid UTF-8", program.display()))?;
     let mut options = Options::new(demo.nproc, vec![program_name.to_owned()]);
     options.program.extend(demo.as_arguments());
-    options.program_name = Some(run::NAME);
+    options.program_name = Some(launch::PROGRAM);
     options.job_id = Some(job.clone());
     options.grace = GRACE;
     options.linger = LINGER;

@@ -34,6 +34,9 @@ use ranks::Ranks;
 use signals::Signals;
 use std::process::ExitCode;
 
+/// The name of the program that runs a job.
+pub(crate) const PROGRAM: &str = "rcomm-run";
+
 /// Exit code for a failure of the launcher itself.
 const LAUNCHER_FAILED: u8 = 125;
 /// Exit code if a rank was ended because it was stopped for too long.
@@ -52,7 +55,7 @@ impl Failure {
     /// The sentence with which the launchers of the other nodes report this failure.
     fn on_another_node(&self) -> String {
         match self.code {
-            // Another host has come: no node has failed.
+            // Another host has joined: no node has failed.
             0 => self.sentence.clone(),
             _ => format!("on another node, {}", self.sentence),
         }
@@ -66,7 +69,7 @@ enum Restart {
     Never,
     /// Yes, as often as `--max-restarts` allows.
     Counted,
-    /// Yes, without counting as a restart: a host has come, was lost, or left. Only in jobs whose number of hosts may
+    /// Yes, without counting as a restart: a host has joined, was lost, or left. Only in jobs whose number of hosts may
     /// change.
     Free,
 }

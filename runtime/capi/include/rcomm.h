@@ -660,7 +660,7 @@ int32_t rcomm_device_read(const struct rcomm_device_memory *memory,
 // has no effect.
 //
 // # Safety
-// `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
+// `memory` is NULL or a valid handle that is not used afterwards, nor is the memory.
 void rcomm_device_free(struct rcomm_device_memory *memory);
 
 // Makes another handle of the same group, to be freed, whose buffers are addresses in the memory of the stream's
@@ -1509,14 +1509,14 @@ int32_t rcomm_symmetric_fill(const struct rcomm_symmetric *memory,
 // also after an error.
 //
 // # Safety
-// `memory` is a valid handle that is not used afterwards, and nor is the memory.
+// `memory` is a valid handle that is not used afterwards, nor is the memory.
 int32_t rcomm_symmetric_close(struct rcomm_symmetric *memory);
 
 // Frees memory and handle at once; other ranks that wait for a signal of this one get an error or reach their
 // time-out. NULL has no effect.
 //
 // # Safety
-// `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
+// `memory` is NULL or a valid handle that is not used afterwards, nor is the memory.
 void rcomm_symmetric_free(struct rcomm_symmetric *memory);
 
 // Makes collectives of the ranks of `rcomm_world_group`, with their numbers there, over the store at which the ranks
@@ -1635,7 +1635,7 @@ int32_t rcomm_values_get(const struct rcomm_values *values,
 // Frees the values. NULL has no effect.
 //
 // # Safety
-// `values` is NULL or a valid handle that is not used afterwards, and nor are the bytes of its values.
+// `values` is NULL or a valid handle that is not used afterwards, nor are the bytes of its values.
 void rcomm_values_free(struct rcomm_values *values);
 
 // Takes the window that `work` has made, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does

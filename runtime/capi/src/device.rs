@@ -230,7 +230,7 @@ pub unsafe extern "C" fn rcomm_device_read(
 /// has no effect.
 ///
 /// # Safety
-/// `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
+/// `memory` is NULL or a valid handle that is not used afterwards, nor is the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_device_free(memory: *mut DeviceMemory) {
     // SAFETY: `memory` is NULL or a handle of this type that the caller gives up.

@@ -142,7 +142,7 @@ pub unsafe extern "C" fn rcomm_symmetric_fill(
 /// also after an error.
 ///
 /// # Safety
-/// `memory` is a valid handle that is not used afterwards, and nor is the memory.
+/// `memory` is a valid handle that is not used afterwards, nor is the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_symmetric_close(memory: *mut Symmetric) -> i32 {
     call(|| {
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn rcomm_symmetric_close(memory: *mut Symmetric) -> i32 {
 /// time-out. NULL has no effect.
 ///
 /// # Safety
-/// `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
+/// `memory` is NULL or a valid handle that is not used afterwards, nor is the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_symmetric_free(memory: *mut Symmetric) {
     // SAFETY: `memory` is NULL or a handle of this type that the caller gives up.

@@ -295,7 +295,7 @@ pub unsafe extern "C" fn rcomm_values_get(
 /// Frees the values. NULL has no effect.
 ///
 /// # Safety
-/// `values` is NULL or a valid handle that is not used afterwards, and nor are the bytes of its values.
+/// `values` is NULL or a valid handle that is not used afterwards, nor are the bytes of its values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_values_free(values: *mut Values) {
     // SAFETY: `values` is NULL or a handle of this type that the caller gives up.

@@ -188,7 +188,7 @@ pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
     Cow::Borrowed(line)
 }
 
-/// The text without ANSI sequences, or without one at its start whose escape character was lost.
+/// The text without ANSI sequences. If a sequence at its start has lost its escape character, that one is removed, too.
 pub(super) fn without_colors(text: &str) -> Cow<'_, str> {
     if !text.contains('\u{1b}') {
         let after_code = text.trim_start().strip_prefix('[').and_then(|rest| {

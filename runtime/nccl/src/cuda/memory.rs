@@ -43,7 +43,7 @@ struct Allocation {
 }
 
 impl Allocation {
-    /// Frees the memory, in the order of its stream if it has one. To be called once.
+    /// Frees the memory, in the order of its stream if it has one. Must be called only once.
     fn free(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         let (driver, table) = (self.device.driver(), self.device.driver().table());

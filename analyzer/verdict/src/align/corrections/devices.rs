@@ -28,8 +28,8 @@ fn places_of(record: &Record) -> Places {
 }
 
 /// Splits the records of processes with several devices, and returns the number of ranks of the job. `None` if there is
-/// no such record, or if no communicator has ranks of every record: then the records stay those of processes.
-/// Operations of communicators whose ranks cannot be told apart are removed, which is added to `problems`.
+/// no such record, or if no communicator has ranks of every record: then the records stay those of processes. Removes
+/// the operations of communicators whose ranks cannot be distinguished, and adds that to `problems`.
 pub(crate) fn split(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -166,7 +166,7 @@ fn part(record: &Record, rank: Rank, size: u32, kept: &BTreeSet<u32>, several: b
     part
 }
 
-/// A record with those of its groups that `keeps` returns true for, and their operations.
+/// A copy of a record with only the groups for which `keeps` returns true, and their operations.
 fn with_groups(record: &Record, keeps: impl Fn(&LocalGroup) -> bool) -> Record {
     let mut number = 0;
     let numbers: Vec<Option<u16>> = record

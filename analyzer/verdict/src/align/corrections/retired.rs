@@ -27,9 +27,9 @@ impl Aligned<'_> {
         }
     }
 
-    /// Reopens collectives that need every member and that a member never issued, unless the job ran on while the
-    /// records were taken. With `misfit`, a number under which the members' calls do not fit, reopens from that number
-    /// on in any case. Changes only records in which `retired` is the only sign of an end.
+    /// Reopens collectives that need every member and that a member never issued, unless the job continued while the
+    /// records were taken. With `misfit`, a number under which the members' calls do not match, reopens from that
+    /// number on in any case. Changes only records in which `retired` is the only sign of an end.
     pub(crate) fn reopen_retired(&mut self, group: GroupIx, misfit: Option<u32>) {
         let mut behind: Option<u32> = None;
         for member in 0..self.groups[group].ranks.len() {
@@ -175,7 +175,8 @@ impl Aligned<'_> {
         !reopened.is_empty()
     }
 
-    /// Whether a member whose file was not cut, nor taken too early, has not issued this collective of the group.
+    /// Whether a member has not issued this collective of the group, by a record that was neither cut nor taken too
+    /// early.
     fn is_behind(&self, group: GroupIx, seq: u32) -> bool {
         let members = &self.groups[group];
         members

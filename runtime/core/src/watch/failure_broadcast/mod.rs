@@ -10,9 +10,9 @@
 //! | `rcomm/cause/<attempt>/<alarm>` | the cause, as text | the first to raise it, before the alarm itself |
 //! | `rcomm/process/<attempt>/<rank>` | which process the rank is, as text | every rank, when its world is made |
 //!
-//! The ranks' status goes through other keys ([`status_exchange`](crate::watch::status_exchange)), and so does the question,
-//! before a time-out, which ranks run ([`roll_call`]). The thread `rcomm/dump` also watches the FIFOs by which users request
-//! a dump.
+//! The ranks exchange their status through other keys ([`status_exchange`](crate::watch::status_exchange)), and so they
+//! find out, before a time-out, which ranks run ([`roll_call`]). The thread `rcomm/dump` also watches the FIFOs by
+//! which users request a dump.
 
 #[cfg(test)]
 mod alarm_model;

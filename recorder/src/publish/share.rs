@@ -127,7 +127,7 @@ impl Visitor {
     }
 
     /// Runs `work`, which may block, on another thread. Counts that thread's processor time toward this client's
-    /// answer, even if `work` panics or the client is gone.
+    /// answer, even if `work` panics or the client has gone.
     ///
     /// # Errors
     /// If it panics.

@@ -283,7 +283,7 @@ fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
 
 /// Encrypts `secret` with the key that rank 0 (`own_key`) and `rank` (`their_key`) share.
 fn seal(own_key: &StaticSecret, their_key: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
-    // A rank whose public key is invalid gets zeros instead of the secret, which it cannot open.
+    // A rank whose public key is invalid could not open the secret, and gets zeros instead.
     let Some(key) = shared(own_key, their_key, rank) else {
         return vec![0; SEALED];
     };

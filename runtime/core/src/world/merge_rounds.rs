@@ -54,7 +54,7 @@ impl Rounds<'_> {
                 let proposal = format!("{ended} {rank}");
                 let value = self.store.compare_set(&key, b"", proposal.as_bytes())?;
                 // This group learns that the merge was given up, as groups that come late do. If its job is restarted,
-                // it would find the same merge again, while the others are at the next.
+                // it finds the same merge again, while the others are at the next one.
                 if is_given_up && value == proposal.as_bytes() {
                     self.end(ended.saturating_add(1))?;
                 }

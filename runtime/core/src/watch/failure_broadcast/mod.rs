@@ -86,14 +86,14 @@ pub(crate) struct FailureBroadcast {
     /// Since when the store has not replied to requests, on the clock of the records; 0 if it has replied to
     /// the last one.
     unanswered_since: AtomicU64,
-    /// The same on the clock of [`RollCalls::time`], in ns, and one more; 0 if the store has replied to the last request.
+    /// The same on the clock of [`RollCalls::time`], in ns, plus one; 0 if the store has replied to the last request.
     unanswered_from: AtomicU64,
     rolls: RollCalls,
 }
 
 /// How long the thread `rcomm/dump` waits at most for a dump that another rank's alarm or a FIFO has requested.
 const DUMP_WAIT: Duration = Duration::from_secs(1);
-/// A store that has not answered for this long counts as down: a working one answers in microseconds.
+/// A store that has not replied for this long counts as down: a working one replies in microseconds.
 const STORE_SILENT: Duration = Duration::from_secs(2);
 /// How long a store that has been silent for [`STORE_SILENT`] is still waited for.
 const STORE_LAST_WAIT: Duration = Duration::from_millis(250);
@@ -196,7 +196,7 @@ impl FailureBroadcast {
             let pause = LOOK_TIME.min(left_until(until));
             let looked = Instant::now();
             let has_ended = has_ended(&incident.wait(pause, has_ended));
-            // Until then the watchdog makes no further round.
+            // The watchdog makes no round during this wait, which is therefore counted here.
             self.ran(looked.elapsed().min(2 * LOOK_TIME));
             has_ended
         };
@@ -256,7 +256,7 @@ impl FailureBroadcast {
     /// Waits until this rank's dumps are written, before the process ends.
     ///
     /// # Blocking
-    /// For at most [`FINISH_TIME`]: a disk that does not respond must not keep the process from its end.
+    /// For at most [`FINISH_TIME`]: a disk that does not respond must not keep the process from ending.
     pub(crate) fn finish_dumps(&self) {
         if !self.parts.dumps.wait(FINISH_TIME) {
             tracing::warn!("a dump is not written yet, and may be missing");

@@ -3,18 +3,26 @@
 # this script prints to the environment of the task.
 #
 #   TaskProlog=/etc/slurm/rcomm-prolog.sh        # in slurm.conf
-set -euo pipefail
+#
+# Slurm starts no task whose prolog fails, so this one always exits with 0.
+set -uo pipefail
+
+# Prints a setting, unless the task has one of its own.
+offer() { [ -n "${!1+set}" ] || echo "export $1=$2"; }
 
 attempt=${SLURM_RESTART_COUNT:-0}
-job=$SLURM_JOB_ID.${SLURM_STEP_ID:-0}
+job=${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-0}
 
 # With the package `rcomm` in the job's environment: rings of every rank, in the node's memory.
-echo "export RCOMM_RECORD=1"
-echo "export RCOMM_JOB=$job"
-# Without it: dumps of NCCL's operations, on request and at a time-out, in a folder for each attempt.
+offer RCOMM_RECORD 1
+offer RCOMM_JOB "$job"
+# Without it: dumps of NCCL's operations, on request and at a time-out, in a folder for each attempt. Anyone may have
+# taken the folder's name, or filled the disk.
 dumps=/tmp/rcomm-dumps-$(id -u)/$job.$attempt
-mkdir -p "$dumps"
-echo "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=$dumps/pipe-"
-echo "export TORCH_FR_DUMP_TEMP_FILE=$dumps/rank_"
-echo "export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$dumps/rank_"
-echo "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000"
+if mkdir -p "$dumps" 2>/dev/null && [ -O "$dumps" ] && [ -O "${dumps%/*}" ]; then
+    offer TORCH_NCCL_DEBUG_INFO_PIPE_FILE "$dumps/pipe-"
+    offer TORCH_FR_DUMP_TEMP_FILE "$dumps/rank_"
+    offer TORCH_NCCL_DEBUG_INFO_TEMP_FILE "$dumps/rank_"
+    offer TORCH_NCCL_TRACE_BUFFER_SIZE 2000
+fi
+exit 0

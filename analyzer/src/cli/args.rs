@@ -313,7 +313,8 @@ pub(crate) struct CollectArgs {
     /// the newest.
     ///
     /// Names the job that it takes, and the others on this node with the option that takes each. Where no process of a
-    /// rank has loaded PyTorch, it says so and takes another job.
+    /// rank has loaded PyTorch, it says so and takes another job. Within an allocation of Slurm (SLURM_JOB_ID) it takes
+    /// none of another allocation, unless --job names it.
     ///
     /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
     /// then the pipes of PyTorch's NCCL backend (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come

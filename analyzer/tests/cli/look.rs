@@ -1,9 +1,9 @@
 //! `rcomm-fr` without arguments: it judges the newest records of this node. If there are none, it explains how to get
 //! some.
 
+use crate::collect::running::start_rank;
 use crate::program::{Run, finish, rcomm_fr};
 use crate::rings::record_operations;
-use crate::running::start_rank;
 use rcomm_recorder::model::OpType;
 use std::path::Path;
 use std::time::{Duration, SystemTime};

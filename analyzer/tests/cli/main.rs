@@ -16,7 +16,6 @@ mod progress;
 mod ras;
 mod redact;
 mod rings;
-mod running;
 #[path = "../sources/server.rs"]
 mod server;
 mod summarize;

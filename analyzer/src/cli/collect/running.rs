@@ -18,7 +18,7 @@ use rcomm_analyzer::source::{
 };
 use rcomm_analyzer::stacks::{self, RankStacks};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, list_rings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -97,10 +97,12 @@ struct Gathered<'a> {
 pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked, Failure> {
     let deadline = Instant::now() + args.wait;
     let mut asked = Asked::default();
-    let processes = match args.ask {
-        true => processes_of(args.place.job.as_deref(), &mut asked),
-        false => vec![],
+    let job = match args.ask {
+        true => job_to_ask(args.place.job.as_deref(), &mut asked),
+        false => None,
     };
+    asked.rings = job.as_ref().map(|job| place_of_rings(args, job));
+    let processes = job.map_or(vec![], |job| job.processes);
     if args.ask && processes.is_empty() {
         asked.notes.push(
             "no process with RANK and MASTER_ADDR of the job is visible on this node: run this as the job's user, in \
@@ -119,13 +121,10 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
         parsed_stacks: Vec::new(),
         reasons: BTreeMap::new(),
     };
-    if let Some(first) = processes.first() {
-        asked.rings = Some(place_of_rings(args, first));
-        let with_ring = processes.iter().filter(|process| process.has_ring());
-        gathered
-            .records
-            .extend(with_ring.map(|process| process.launched.rank));
-    }
+    let with_ring = processes.iter().filter(|process| process.has_ring());
+    gathered
+        .records
+        .extend(with_ring.map(|process| process.launched.rank));
     let limit = humantime::format_duration(args.wait);
     let wait = Wait::during(&format!("asking the ranks, for at most {limit}"));
     ask_servers(args, &processes, deadline, &mut gathered, &mut asked)?;
@@ -155,41 +154,68 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     Ok(asked)
 }
 
-/// The processes on this node of the named job or, without a name, of the first of [`RankJob::of_node`]. Adds to
+/// The named job or, without a name, the first of [`RankJob::of_node`]. Within an allocation of Slurm, whose nodes may
+/// run other jobs as well, the jobs of the allocation come first, and none of another allocation is taken. Adds to
 /// `asked` which job that is, and which others there are.
-fn processes_of(job: Option<&str>, asked: &mut Asked) -> Vec<RankProcess> {
+fn job_to_ask(name: Option<&str>, asked: &mut Asked) -> Option<RankJob> {
     let mut jobs = RankJob::of_node();
-    if let Some(job) = job {
-        jobs.retain(|candidate| candidate.processes[0].is_of(job));
+    let mut others = Vec::new();
+    match (name, std::env::var("SLURM_JOB_ID")) {
+        (Some(name), _) => jobs.retain(|job| job.processes[0].is_of(name)),
+        (None, Ok(allocation)) => {
+            let is_own = |job: &RankJob| {
+                let stated = job.processes[0].variables.get("SLURM_JOB_ID");
+                stated.map(|stated| *stated == allocation)
+            };
+            others.extend(jobs.extract_if(.., |job| is_own(job) == Some(false)));
+            jobs.sort_by_key(|job| is_own(job).is_none());
+        }
+        (None, Err(_)) => {}
     }
-    if jobs.is_empty() {
-        return Vec::new();
+    let taken = (!jobs.is_empty()).then(|| jobs.remove(0));
+    jobs.extend(others);
+    if let Some(taken) = &taken {
+        let job = taken.name().unwrap_or("without a name");
+        asked.job.push(format!("job {job}: {}", taken.describe()));
+        if name.is_none() && taken.program != Program::PyTorch {
+            let line = "no rank on this node has loaded PyTorch, as far as this user can see";
+            asked.job.push(line.to_owned());
+        }
     }
-    let others = jobs.split_off(1);
-    let Some(taken) = jobs.pop() else {
-        return Vec::new();
-    };
-    let name = taken.name().unwrap_or("without a name");
-    asked.job.push(format!("job {name}: {}", taken.describe()));
-    if job.is_none() && taken.program != Program::PyTorch {
-        let line = "no rank on this node has loaded PyTorch, as far as this user can see";
-        asked.job.push(line.to_owned());
-    }
-    let others = RankJob::lines(&others).into_iter();
+    let others = RankJob::lines(&jobs).into_iter();
     asked
         .job
         .extend(others.map(|line| format!("not asked: {line}")));
-    taken.processes
+    taken
 }
 
-/// Where the rings of this process's job are: in the folder that the user names, else where its environment puts them.
-fn place_of_rings(args: &CollectArgs, process: &RankProcess) -> RingPlace {
+/// Where the rings of this job are: in the folder that the user names, else where its processes have them mapped, else
+/// where the environment of its first process puts them.
+fn place_of_rings(args: &CollectArgs, job: &RankJob) -> RingPlace {
+    let mapped = job.rings.as_deref().and_then(place_of_folder);
+    if let (None, Some(mapped)) = (&args.place.dir, mapped) {
+        return mapped;
+    }
+    let process = &job.processes[0];
     let folder = process.variables.get("RCOMM_RING_DIR");
     let folder = folder.filter(|folder| !folder.is_empty() && *folder != "memory");
     RingPlace {
         dir: args.place.dir.clone().or_else(|| folder.map(PathBuf::from)),
         job: process.job().map(str::to_owned),
     }
+}
+
+/// The place of the rings in the folder of one job. A program may name its job otherwise than its environment does, so
+/// the name is taken from a ring.
+fn place_of_folder(folder: &Path) -> Option<RingPlace> {
+    let dir = folder.parent()?;
+    let rings = list_rings(dir).ok()?.into_iter();
+    let mut of_job = rings.filter(|listing| listing.path.parent() == Some(folder));
+    let job = of_job.find_map(|listing| Some(listing.ring.ok()?.identity.job));
+    Some(RingPlace {
+        dir: Some(dir.to_owned()),
+        job: Some(job?),
+    })
 }
 
 /// Takes records and stacks from the worker servers that the user named, or whose store the user named. If there are

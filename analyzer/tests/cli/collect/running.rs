@@ -2,13 +2,15 @@
 //! worker servers.
 
 use crate::collect::{DUMPS, read_archive};
-use crate::program::{Run, run};
+use crate::program::{DEADLINE, Run, finish, rcomm_fr, run};
+use crate::rings::record_operations;
 use crate::server::{Answers, serve};
+use rcomm_recorder::model::OpType;
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A process that is killed at the end of a test.
@@ -24,20 +26,25 @@ impl Drop for Rank {
 /// Starts a process with the environment of a rank. With `has_pipe`, PyTorch's variable names the beginning of a pipe's
 /// path.
 pub(crate) fn start_rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
-    let path = |name: &str| folder.join(name);
     let mut command = Command::new("sleep");
+    command.arg("600");
+    as_rank(&mut command, rank, job, folder);
+    if has_pipe {
+        command.env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", folder.join("pipe-"));
+    }
+    Rank(command.spawn().unwrap())
+}
+
+/// Gives a process the environment of a rank.
+fn as_rank(command: &mut Command, rank: u32, job: &str, folder: &Path) {
+    let path = |name: &str| folder.join(name);
     command
-        .arg("600")
         .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "4".to_owned())])
         .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
         // No process listens at this port.
         .env("MASTER_PORT", "1")
         .env("RCOMM_RING_DIR", path("rings"))
         .env("TORCH_FR_DUMP_TEMP_FILE", path("rank_"));
-    if has_pipe {
-        command.env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", path("pipe-"));
-    }
-    Rank(command.spawn().unwrap())
 }
 
 /// Makes a rank's pipe. If a `dump` is passed, a thread reads the pipe as PyTorch does and answers the first request
@@ -115,6 +122,97 @@ fn ranks_are_asked_through_their_pipes_and_those_that_cannot_be_are_named_with_t
     assert!(
         collected.stderr.contains(": sleep 600 (rank 0: process "),
         "{collected:?}"
+    );
+}
+
+#[test]
+fn within_an_allocation_of_slurm_no_job_of_another_is_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = |kind: &str| format!("{kind}-{}", std::process::id());
+    let (first, second) = (name("first"), name("second"));
+    // The job that started last would be taken where no allocation is known.
+    let _ranks = [&first, &second].map(|allocation| {
+        let mut command = Command::new("sleep");
+        as_rank(command.arg("600"), 0, allocation, dir.path());
+        Rank(command.env("SLURM_JOB_ID", allocation).spawn().unwrap())
+    });
+    let archive = dir.path().join("job.rcap");
+    let ask = |allocation: &str| {
+        let args = ["collect", "--ask", "--wait", "1ms", "-o"];
+        let mut command = rcomm_fr(&args);
+        command.arg(&archive).env("SLURM_JOB_ID", allocation);
+        finish(command).stderr
+    };
+    let (of_first, of_second) = (ask(&first), ask(&second));
+    assert!(
+        of_first.starts_with(&format!("job {first}: ")),
+        "{of_first}"
+    );
+    let other = format!("not asked: --job {second}   1 process");
+    assert!(of_first.contains(&other), "{of_first}");
+    assert!(
+        of_second.starts_with(&format!("job {second}: ")),
+        "{of_second}"
+    );
+    // A job of this node without an allocation may be one of those that other tests start.
+    let of_none = ask(&name("third"));
+    for foreign in [&first, &second] {
+        assert!(!of_none.contains(&format!("job {foreign}: ")), "{of_none}");
+        assert!(
+            of_none.contains(&format!("not asked: --job {foreign} ")),
+            "{of_none}"
+        );
+    }
+}
+
+/// The variable with the folder of the child's ring.
+const CHILD_DIR: &str = "RCOMM_TEST_RANK_RING_DIR";
+
+#[test]
+fn a_process_with_a_ring_stays() {
+    // Started by the test below.
+    let Ok(dir) = std::env::var(CHILD_DIR) else {
+        return;
+    };
+    let all_reduce = (OpType::AllReduce, "all_reduce");
+    let _ring = record_operations(Path::new(&dir), "named/by its program", 0, all_reduce, 1);
+    fs::write(Path::new(&dir).join("recorded"), "").unwrap();
+    std::thread::sleep(Duration::from_secs(600));
+}
+
+#[test]
+fn the_rings_of_a_job_are_taken_though_its_environment_names_it_otherwise() {
+    let dir = tempfile::tempdir().unwrap();
+    let (job, rings) = (
+        format!("env-{}", std::process::id()),
+        dir.path().join("rings"),
+    );
+    fs::create_dir(&rings).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([
+        "--exact",
+        "collect::running::a_process_with_a_ring_stays",
+        "--test-threads=1",
+    ]);
+    as_rank(&mut command, 0, &job, dir.path());
+    // Nor does the environment show where the rings are.
+    command.env_remove("RCOMM_RING_DIR").env(CHILD_DIR, &rings);
+    let _rank = Rank(command.stdout(Stdio::null()).spawn().unwrap());
+    let deadline = Instant::now() + DEADLINE;
+    while !rings.join("recorded").exists() {
+        assert!(Instant::now() < deadline, "the child records nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let archive = dir.path().join("job.rcap");
+    let collected = collect(
+        &archive,
+        &["--ask", "--job", &job, "--wait", "1s", "--no-native-stack"],
+    );
+    let (_, manifest) = read_archive(&archive);
+    assert_eq!(
+        manifest["files"].as_array().unwrap().len(),
+        1,
+        "{collected:?}\n{manifest}"
     );
 }
 

@@ -1,5 +1,8 @@
 //! `rcomm-fr collect`: the archive holds the records that exist and names the absent ones.
 
+mod clusters;
+pub(crate) mod running;
+
 use crate::program::{Run, rcomm_fr, run};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -9,8 +9,9 @@ decides the command:
 - `recorded`, with RCOMM_RECORD=1, and `server`, in which each rank called start_debug_server(): the command is
   `rcomm-top --once`, whose exit code has to be 1.
 - `nothing`, an unchanged job: the command is `rcomm-fr collect --ask --analyze`, which has no record to judge. A line
-  is right if it says where in the program rank 2 alone is, or in what state its process is. That needs py-spy, and the
-  job must still exist.
+  is right if it says where in the program rank 2 alone is, or in what state its process is. That needs py-spy.
+
+Once a job that was not recorded has ended, the command is `rcomm-fr analyze LOG`: what torchrun and the ranks wrote.
 
 The programs are those of the package, or else in PATH. At the end a table of the seconds is printed.
 """
@@ -77,15 +78,17 @@ for step, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
     time.sleep(0.02)
 """
 
-# What a right answer on an unchanged job holds: where rank 2 alone is in the program, or that its process has ended or
-# is stopped.
-_UNPREPARED = rf"now: rank {_RANK} in |rank {_RANK}: process \d+ (has ended|is alive: a signal has stopped it)"
+# What a right answer on an unchanged job holds: where rank 2 alone is in the program, or that its process, and no
+# other, has ended or is stopped.
+_STATE = r": process \d+ (has ended|is alive: a signal has stopped it)"
+_UNPREPARED = rf"now: rank {_RANK} in |rank {_RANK}{_STATE}"
+_OTHERS = rf"rank [^{_RANK}]{_STATE}"
 # What the first lines of a right answer hold, besides the rank.
 _FAULTS = {
     "sleep": r"never issued",
     "loader": r"never issued.*data loader|never issued",
     "stop": r"never issued|stopped|frozen",
-    "kill": r"is gone",
+    "kill": r"is gone|SIGKILL",
     "raise": r"raised ValueError|is gone|ended",
     "skip": r"MISMATCH|never issued",
     "op": r"MISMATCH",
@@ -161,12 +164,15 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
             fault_time = float(found[1]) if found else None
             time.sleep(0.02)
         while fault_time is not None and time.time() < fault_time + patience:
+            reads_log = prepared != "recorded" and launcher.poll() is not None
+            if reads_log:
+                command, shown = ["rcomm-fr", "analyze", str(log)], "rcomm-fr analyze LOG"
             done = subprocess.run(command, executable=_programs.find(command[0]), env=plain, capture_output=True, text=True)
-            if prepared == "nothing":
+            if prepared == "nothing" and not reads_log:
                 output = done.stderr + done.stdout
                 found = re.search(f"^.*?({_UNPREPARED}).*$", output, re.MULTILINE)
                 answer = found[0] if found else " ".join(output.split()[:40])
-                is_right = found is not None
+                is_right = found is not None and re.search(_OTHERS, output) is None
             else:
                 answer = " ".join(done.stdout.split()[:40])
                 found = re.search(_FAULTS[fault], answer) and re.search(rf"rank {_RANK}\b", answer)

@@ -1,11 +1,12 @@
 """Times all_reduce through torch.distributed on the backend "rcomm" and on gloo, in turn, in the same processes.
 
-    python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--busy N] [--json FILE]
+    python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--busy N] [--bind] [--json FILE]
 
 For each number of ranks and size, a round times some calls on gloo and then as many on rcomm. A line shows the minimum
 and the median over the rounds in microseconds a call, as rank 0 measured them, and the ratios of the medians and of
 the minimums (over 1: rcomm is faster). The load of the machine is printed before and after: on busy cores the ratios
-are more reliable than the times. With `--busy`, that many further processes compute without pause.
+are more reliable than the times. With `--busy`, that many further processes compute without pause. With `--bind`, each
+rank runs on one processor only: ranks that wake each other may else share one while others are in use.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def measure(groups: dict, x: torch.Tensor, call: Callable, rounds: int) -> dict[
 def rank_main(rank: int, ranks: int, port: int, args: argparse.Namespace, out: int) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if args.bind:
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[rank % len(processors)]})
     init_method = f"tcp://127.0.0.1:{port}"
     limit = datetime.timedelta(minutes=10)
     dist.init_process_group("rcomm", init_method=init_method, rank=rank, world_size=ranks, timeout=limit)
@@ -157,6 +161,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest size in bytes")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
     parser.add_argument("--busy", type=int, default=0, help="further processes, which compute meanwhile")
+    parser.add_argument("--bind", action="store_true", help="bind each rank to a processor")
     parser.add_argument("--json", help="the file to which the times of all rounds are written")
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {args.busy} busy processes, load {os.getloadavg()[0]:.1f}")

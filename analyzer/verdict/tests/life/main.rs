@@ -12,6 +12,7 @@ mod file_times;
 mod goes_on;
 mod job;
 mod joined;
+mod last_to_wait;
 mod launched;
 mod links;
 mod pauses;

@@ -82,6 +82,11 @@ impl End {
         !self.is_dated && matches!(self.kind, EndKind::Cancelled | EndKind::Unknown)
     }
 
+    /// If one of several ranks' processes ended first, these ranks, ascending.
+    pub(crate) fn possible(&self) -> &[Rank] {
+        &self.possible
+    }
+
     /// Whether the time of the end is known.
     pub(crate) const fn is_dated(&self) -> bool {
         self.is_dated
@@ -186,7 +191,11 @@ impl Life {
             }
             (None, Order::OneOf(_) | Order::Unknown) => causes.into_iter().collect(),
         };
-        first.retain(|&rank| !gave_up(aligned, rank));
+        let ends: BTreeMap<Rank, i64> = gone
+            .iter()
+            .map(|process| (process.rank, process.at_ns))
+            .collect();
+        first.retain(|rank| !gave_up(aligned, *rank, ends.get(rank).copied().unwrap_or(i64::MAX)));
         let is_dated = is_dated(aligned, &gone);
         Self {
             none_left_ns: (none_left && is_dated).then_some(last_ns),
@@ -508,16 +517,17 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     ranks
 }
 
-/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort, and did not continue. Its end is then
-/// a consequence.
-fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
+/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort, and did not go on. Its end is then a
+/// consequence. `ended_ns`: when its process ended, common time, ns.
+fn gave_up(aligned: &Aligned<'_>, rank: Rank, ended_ns: i64) -> bool {
     let mut records = aligned.records_of(rank);
-    records.any(|record| {
-        let mut failures = aligned.records[record].failures.iter();
-        failures.any(|failure| match failure.kind {
-            _ if is_overcome(aligned, record, failure, None) => false,
-            FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
-            kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
+    order::timed_out(aligned, rank, ended_ns)
+        || records.any(|record| {
+            let mut failures = aligned.records[record].failures.iter();
+            failures.any(|failure| match failure.kind {
+                _ if is_overcome(aligned, record, failure, None) => false,
+                FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
+                kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
+            })
         })
-    })
 }

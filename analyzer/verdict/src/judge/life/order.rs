@@ -5,7 +5,7 @@ use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::{is_history, is_overcome};
 use rcomm_recorder::model::{EntryState, Failure, FailureKind, Rank};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
 const PEERS_NOTICE_NS: i64 = 3_000_000_000;
@@ -15,6 +15,8 @@ const CPU: &str = "cpu";
 const INTERRUPTED: &str = "raised KeyboardInterrupt";
 /// Ranks that note within this time, ns, that a signal asked them to end, were asked at one time, even on a busy host.
 const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
+/// Clocks of which no operation shows how they are related differ by less than this, ns.
+const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
 
@@ -57,7 +59,6 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone], were_asked: bool) -
         return Order::Unknown;
     }
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
-    let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let is_noted = failed
         .iter()
         .any(|process| process.is_launched && !process.was_signalled);
@@ -65,12 +66,18 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone], were_asked: bool) -
         return order;
     }
     if !is_noted
-        && exited_first(aligned, &failed, |process| !suffers(process.rank)).is_none()
+        && exited_first(aligned, &failed, |process| by_itself(aligned, process)).is_none()
         && let Some(harm_ns) = harm_ns(aligned).filter(|_| !failed.is_empty())
     {
         return before_harm(aligned, gone, harm_ns);
     }
     went_first(aligned, gone).map_or(Order::Unknown, Order::First)
+}
+
+/// Whether nothing shows that a process ended because of another: it neither suffered from the end of one, nor gave up
+/// at a time-out.
+fn by_itself(aligned: &Aligned<'_>, process: &Gone) -> bool {
+    suffered_ns(aligned, process.rank).is_none() && !timed_out(aligned, process.rank, process.at_ns)
 }
 
 /// The ranks, ascending, whose processes ended first: those that did not end in order, or those that did, if the others
@@ -135,10 +142,10 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         add_killed_for_memory(&failed, &mut first);
         return Some(first);
     }
-    if let Some(first) = exited_first(aligned, &failed, |process| !suffers(process.rank)) {
+    if let Some(first) = exited_first(aligned, &failed, |process| by_itself(aligned, process)) {
         return Some(first);
     }
-    let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
+    let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > apart_ns(aligned);
     let gap_index = failed.windows(2).position(gap)?;
     if waited_on(aligned, &failed[..=gap_index], &failed[gap_index + 1..]) {
         return None;
@@ -180,8 +187,13 @@ fn exited_first(
         .filter(|process| may_be_first(process))
         .collect();
     let earliest = possible.iter().map(|process| process.at_ns).min()?;
-    // A rank that had died long before may be what the others exited for.
-    let lived = |process: &&Gone| process.at_ns.saturating_add(TOGETHER_NS) >= earliest;
+    // A rank that had died long before may be what the others exited for. One that was asked to end did not die; clocks
+    // of several hosts may not show whether that was before.
+    let is_one_clock = on_one_host(aligned);
+    let lived = |process: &&Gone| {
+        let is_asked = !is_one_clock && was_asked(aligned, process);
+        is_asked || process.at_ns.saturating_add(TOGETHER_NS) >= earliest
+    };
     if !failed.iter().all(lived) {
         return None;
     }
@@ -217,15 +229,21 @@ fn interrupted_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
 /// and all processes, except those that ended in order, noted such a signal at about one time: a terminal sends it to
 /// all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
 pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64> {
-    // For each process that was asked: when it noted that, and when it ended.
-    let mut asked: Vec<(i64, i64)> = Vec::new();
+    // For each process that was asked: when it noted that, and when it ended; by host, unless all clocks are related.
+    let are_related = aligned.clock_known.iter().all(|&known| known);
+    let clock_of = |rank: Rank| {
+        let record = aligned.record_of(rank).filter(|_| !are_related);
+        record.map_or("", |record| aligned.records[record].identity.host.as_str())
+    };
+    let mut asked: BTreeMap<&str, Vec<(i64, i64)>> = BTreeMap::new();
     let dated = |rank: Rank| interrupted_ns(aligned, rank).filter(|&since| since > 0);
     for process in gone.iter().filter(|process| !process.in_order) {
         if !was_asked(aligned, process) {
             return None;
         }
         let noted = dated(process.rank).unwrap_or(process.at_ns);
-        asked.push((noted, process.at_ns));
+        let of_clock = asked.entry(clock_of(process.rank)).or_default();
+        of_clock.push((noted, process.at_ns));
     }
     if asked.is_empty() {
         return None;
@@ -239,10 +257,18 @@ pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64>
         if !was_interrupted(aligned, rank) {
             return None;
         }
-        asked.extend(dated(rank).map(|noted| (noted, i64::MAX)));
+        let of_clock = asked.entry(clock_of(rank)).or_default();
+        of_clock.extend(dated(rank).map(|noted| (noted, i64::MAX)));
     }
+    let first = asked.into_values().map(asked_together);
+    first.collect::<Option<Vec<i64>>>()?.into_iter().min()
+}
+
+/// When the first of these processes noted that it was asked to end, by one clock, ns; `None` unless all noted it at
+/// about one time. `asked`: for each process, when it noted that, and when it ended.
+fn asked_together(mut asked: Vec<(i64, i64)>) -> Option<i64> {
     asked.sort_unstable();
-    let first_ns = asked.first()?.0;
+    let first_ns = asked.first().map_or(i64::MAX, |&(noted, _)| noted);
     let mut ended: BTreeSet<i64> = BTreeSet::new();
     for (noted, at_ns) in asked {
         // A rank may be inside an operation that returns only once a peer's process is gone.
@@ -270,7 +296,7 @@ fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
     }
     let before: Vec<&Gone> = others
         .into_iter()
-        .filter(|process| process.at_ns <= earliest && suffered_ns(aligned, process.rank).is_none())
+        .filter(|process| process.at_ns <= earliest && by_itself(aligned, process))
         .collect();
     match before.len() {
         0 => None,
@@ -287,10 +313,10 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     let causes = |process: &&Gone| {
         let slack_ns = match on_one_host(aligned) {
             true => NOTICED_NS,
-            false => TOGETHER_NS,
+            false => apart_ns(aligned),
         };
         let is_before = process.at_ns <= harm_ns.saturating_add(slack_ns);
-        is_before && suffered_ns(aligned, process.rank).is_none()
+        is_before && by_itself(aligned, process)
     };
     let mut possible: Vec<&Gone> = gone
         .iter()
@@ -318,10 +344,26 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
         possible.retain(|process| !was_asked(aligned, process) || process.at_ns < unasked_ns);
     }
     let ranks = ranks_of(&possible);
+    // A signal that ends a whole job ends some processes before others notice, and those that notice last never do.
+    let unaware = gone.iter().filter(|process| {
+        let is_other = !possible.iter().any(|first| first.rank == process.rank);
+        let is_open = !process.in_order && process.exit.is_none() && !is_lost(process);
+        is_other && is_open && by_itself(aligned, process)
+    });
+    let near = |process: &&Gone| {
+        let mut first = possible.iter();
+        first.any(|first| first.at_ns.abs_diff(process.at_ns) <= TOGETHER_NS.unsigned_abs())
+    };
+    let unaware: Vec<&Gone> = unaware.filter(near).collect();
     match possible.len() {
-        1 => Order::First(ranks),
         0 => Order::OneOf(ranks),
-        _ if possible.iter().all(is_lost) => Order::First(ranks),
+        _ if !unaware.is_empty() && none_is_left(aligned, gone) => {
+            possible.extend(unaware);
+            Order::OneOf(ranks_of(&possible))
+        }
+        1 => Order::First(ranks),
+        // While others live, each that they lost may be a cause.
+        _ if possible.iter().all(is_lost) && !none_is_left(aligned, gone) => Order::First(ranks),
         // A host that is lost lets no process note its exit.
         _ if are_whole_hosts(aligned, &possible)
             && possible.iter().all(|process| process.exit.is_none()) =>
@@ -331,6 +373,32 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
         // A launcher may have terminated the others before they noticed.
         _ => Order::OneOf(ranks),
     }
+}
+
+/// Whether a rank's process ended because an operation had reached its time-out: one that did not complete lasted for
+/// [`BEFORE_TIMEOUT`] of it at least, until it failed or, if the record notes no failures, until the process ended at
+/// `ended_ns`, common time.
+///
+/// Not every recorder notes that an operation has failed, and the watchdog of NCCL's backend aborts the process while
+/// the operation is still unfinished.
+pub(super) fn timed_out(aligned: &Aligned<'_>, rank: Rank, ended_ns: i64) -> bool {
+    aligned.records_of(rank).any(|record| {
+        let mut ops = aligned.records[record].ops.iter();
+        ops.any(|op| {
+            let created_ns = aligned.created_ns(record, op);
+            let lasted_ms = match op.state {
+                EntryState::Failed if is_history(aligned, record, op) => None,
+                EntryState::Failed => op.wait_ms().map(f64::from),
+                EntryState::Completed => None,
+                _ if op.retired => None,
+                _ => Some(ended_ns.saturating_sub(created_ns) as f64 / 1e6),
+            };
+            let limit_ms = aligned.limit_ms(record, op);
+            lasted_ms
+                .zip(limit_ms)
+                .is_some_and(|(lasted, limit)| lasted >= limit * BEFORE_TIMEOUT)
+        })
+    })
 }
 
 /// When a rank last suffered from the end of another process, common time, ns; `None` if it did not. When a process
@@ -376,6 +444,21 @@ fn lost(aligned: &Aligned<'_>) -> BTreeSet<Rank> {
                 .filter(move |rank| *rank != by)
         })
         .collect()
+}
+
+/// Whether the processes of all records are gone.
+fn none_is_left(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
+    let gone: HashSet<Rank> = gone.iter().map(|process| process.rank).collect();
+    let mut records = aligned.records.iter();
+    records.all(|record| gone.contains(&record.rank))
+}
+
+/// Signs of life that are no further apart than this, ns, show no order.
+fn apart_ns(aligned: &Aligned<'_>) -> i64 {
+    match on_one_host(aligned) || aligned.clock_known.iter().all(|&is_known| is_known) {
+        true => TOGETHER_NS,
+        false => CLOCKS_AGREE_NS,
+    }
 }
 
 /// Whether all records are of one host, so that one clock gave all their times.

@@ -9,6 +9,7 @@ use super::timed_out::late;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::life::End;
 use crate::judge::overcome::is_overcome;
 use crate::judge::waits::wait_graph::Node;
 use crate::report::format::{format_ranks, printable, time_of_day};
@@ -189,6 +190,7 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     draft.confidence = if suffered.len() > 1 { 0.9 } else { 0.8 };
     complete(ctx, &mut draft, witness);
     leave_open(ctx, &mut draft);
+    leave_order_open(ctx, &mut draft);
     draft
         .ruled_out
         .push("missing_dump: the survivors recorded that its process was gone".to_owned());
@@ -214,6 +216,24 @@ fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let others = others.into_iter().take(16).map(|rank| vec![rank]);
     draft.alternatives = std::iter::once(lost).chain(others).collect();
     draft.confidence = 0.5;
+}
+
+/// Makes the ranks of which one ended first alternatives, if there are several: they ended at about the same time, and
+/// none of them lost a peer. Of several culprits, none is blamed then.
+fn leave_order_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
+    let possible = ctx.life.end.as_ref().map_or(&[][..], End::possible);
+    if possible.len() < 2 {
+        return;
+    }
+    draft.doubts.push(format!(
+        "{} ended at about the same time: one signal may have ended them all, or a launcher some because of another",
+        format_ranks(possible)
+    ));
+    draft.alternatives = possible.iter().take(16).map(|&rank| vec![rank]).collect();
+    draft.confidence = draft.confidence.min(0.5);
+    if draft.culprits.len() > 1 {
+        draft.culprits.clear();
+    }
 }
 
 /// E150: the first program that aborted its group; `None` without failures.

@@ -76,8 +76,8 @@ fn a_rank_that_lost_another_while_it_made_a_group_is_not_at_fault() {
         let says_why = sentence.contains("; it ended in order after an error: cannot prepare");
         assert!(expected == late || says_why, "{sentence}");
     }
-    // A failure of another kind explains no absence: rank 3 is missed as well.
-    let report = of_an_unready_rank(FailureKind::Backend, 4.2, 2.6);
+    // A failure of another kind explains no absence: rank 3 is missed as well, once the wait has lasted.
+    let report = of_an_unready_rank(FailureKind::Backend, 9.8, 8.0);
     let mut findings = report.findings.iter();
     assert!(
         findings.any(|finding| finding.culprit_ranks == [3]),

@@ -240,16 +240,23 @@ impl WaitGraph {
             records.any(|record| self.went_first[record])
         };
         let mut due = vec![false; self.ranks + self.places.len()];
-        let mut stack: Vec<Node> = (0..self.places.len())
-            .filter(|&place| {
-                let missing = &self.missing[place];
-                self.is_place_overdue(aligned, place) || missing.iter().any(|&(node, _)| dead(node))
-            })
-            .map(|place| place + self.ranks)
-            .collect();
-        while let Some(node) = stack.pop() {
-            if !std::mem::replace(&mut due[node], true) {
-                stack.extend(self.successors(node));
+        let spread = |from: Vec<Node>, due: &mut Vec<bool>| {
+            let mut stack = from;
+            while let Some(node) = stack.pop() {
+                if !std::mem::replace(&mut due[node], true) {
+                    stack.extend(self.successors(node));
+                }
+            }
+        };
+        let overdue = (0..self.places.len()).filter(|&place| self.is_place_overdue(aligned, place));
+        spread(overdue.map(|place| place + self.ranks).collect(), &mut due);
+        // At a young place only the dead are missed for certain: the others may be on their way.
+        for place in 0..self.places.len() {
+            let missing = self.missing[place].iter().map(|&(node, _)| node);
+            let gone: Vec<Node> = missing.filter(|&node| dead(node)).collect();
+            if !gone.is_empty() {
+                spread(gone, &mut due);
+                due[place + self.ranks] = true;
             }
         }
         due

@@ -135,7 +135,10 @@ fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Optio
             break;
         }
         let Some((after, wait, ranks)) = next else {
-            return Some(Cause::Found(witness, within, culprits));
+            // A rank that was absent elsewhere because it waits where the first gave up: that is a cycle.
+            let is_back = |rank: &Rank| wait_inside(ctx, *rank, &witness).is_some();
+            let is_cycle = within.is_some() && culprits.iter().any(is_back);
+            return (!is_cycle).then_some(Cause::Found(witness, within, culprits));
         };
         if culprits.iter().any(|rank| !seen.insert(*rank)) {
             return outside_operations(ctx, failures).filter(|_| after.failure.operation.is_none());

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use rcomm_recorder::publish::Dump;
 use rcomm_tests::hunt::{Case, Grade};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -89,12 +90,18 @@ fn main() -> Result<ExitCode> {
     let totals = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
     let kinds: std::collections::BTreeSet<&String> = totals.keys().map(|(kind, _)| kind).collect();
     let count = |kind: Option<&String>, grade| {
-        let counts = totals.iter().filter(|((of, is), _)| kind.is_none_or(|kind| of == kind) && *is == grade);
+        let counts = totals
+            .iter()
+            .filter(|((of, is), _)| kind.is_none_or(|kind| of == kind) && *is == grade);
         counts.map(|(_, count)| count).sum::<u64>()
     };
-    println!("{:<16} {:>8} {:>8} {:>8}", "fault", "right", "doubt", "wrong");
+    println!(
+        "{:<16} {:>8} {:>8} {:>8}",
+        "fault", "right", "doubt", "wrong"
+    );
     for kind in kinds.into_iter().map(Some).chain([None]) {
-        let [right, doubt, wrong] = [Grade::Right, Grade::Doubt, Grade::Wrong].map(|grade| count(kind, grade));
+        let [right, doubt, wrong] =
+            [Grade::Right, Grade::Doubt, Grade::Wrong].map(|grade| count(kind, grade));
         let name = kind.map_or("all", String::as_str);
         println!("{name:<16} {right:>8} {doubt:>8} {wrong:>8}");
     }
@@ -102,6 +109,44 @@ fn main() -> Result<ExitCode> {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })
+}
+
+/// The end of a record in one line: its reason, its last sign of life, and its newest operations, with times in seconds
+/// since the minute began.
+fn tail(dump: &Dump) -> String {
+    let second = |ns: i64| match ns {
+        0 => "-".to_owned(),
+        ns => format!("{:.3}", (ns % 60_000_000_000) as f64 / 1e9),
+    };
+    let identity = &dump.identity;
+    let rank = identity.rank.unwrap_or_default();
+    let mut line = format!("rank {rank}");
+    if let Some(status) = &dump.status {
+        let beat = second(status.heartbeat_ns);
+        line += &format!(
+            " ({}, beat {beat}, phase {:?}, exit {:?})",
+            identity.reason, status.phase, status.exit
+        );
+    }
+    let newest = dump.entries.iter().rev().take(4).rev();
+    for entry in newest {
+        let group = &dump.groups[entry.group as usize].info;
+        let number = match entry.is_p2p {
+            true => entry.p2p_seq_id,
+            false => entry.collective_seq_id,
+        };
+        line += &format!(
+            ", {} #{number} on {}/{} {:?} {:?} {}..{}",
+            entry.op.name(),
+            group.desc,
+            group.name,
+            entry.peer,
+            entry.state,
+            second(entry.time_created_ns),
+            second(entry.time_discovered_completed_ns)
+        );
+    }
+    line
 }
 
 /// Judges one seed, and prints its report.
@@ -124,6 +169,9 @@ fn one(seed: u64, out: Option<&std::path::Path>) -> Result<ExitCode> {
     }
     for problem in &report.problems {
         println!("  {} {}", problem.code, problem.sentence);
+    }
+    for dump in &case.dumps {
+        println!("  {}", tail(dump));
     }
     if let Some(folder) = out {
         case.write(folder).context("write the records")?;

@@ -88,8 +88,7 @@ impl Truth {
         };
         let ranks: Vec<Rank> = (0..case.job.world()).collect();
         let is_over = ranks.iter().all(|rank| gone(rank).is_some());
-        let in_order =
-            |rank: &Rank| gone(rank).is_some_and(|gone| gone.code == Some(0));
+        let in_order = |rank: &Rank| gone(rank).is_some_and(|gone| gone.code == Some(0));
         Self {
             waited: waited.max().unwrap_or(0),
             has_crashed: struck.iter().any(crashed),
@@ -121,6 +120,10 @@ impl Truth {
         }
         if self.guilty.is_empty() {
             return match verdict {
+                // The records show processes that ended, and nothing of the signal that ended them.
+                Verdict::Crashed if self.was_cancelled && report.end.is_some() => {
+                    doubt("the job was cancelled")
+                }
                 _ if claims => wrong("nothing is wrong"),
                 Verdict::Cancelled if !self.was_cancelled => wrong("nothing was cancelled"),
                 Verdict::Inconclusive | Verdict::Slow => doubt("nothing is wrong"),

@@ -101,7 +101,9 @@ impl Case {
             records => {
                 let moment = match struck {
                     Some(struck) if random.chance(0.9) => {
-                        struck + *random.pick(&[300, 2_000, 8_000, 15_000, 18_000, 45_000, 150_000]) * MS
+                        struck
+                            + *random.pick(&[300, 2_000, 8_000, 15_000, 18_000, 45_000, 150_000])
+                                * MS
                     }
                     _ => history.last * random.between(3, 110) as i64 / 100,
                 };
@@ -214,10 +216,17 @@ impl Case {
                 Records::Rings => dump.to_json(),
             };
             std::fs::write(&path, bytes).with_context(|| path.display().to_string())?;
-            let written = self.policy.files.get(index).and_then(|file| file.written_ns);
+            let written = self
+                .policy
+                .files
+                .get(index)
+                .and_then(|file| file.written_ns);
             if let Some(written) = written {
                 let at = UNIX_EPOCH + Duration::from_nanos(written as u64);
-                std::fs::File::options().append(true).open(&path)?.set_modified(at)?;
+                std::fs::File::options()
+                    .append(true)
+                    .open(&path)?
+                    .set_modified(at)?;
             }
         }
         for launch in &self.policy.launches {
@@ -244,7 +253,9 @@ impl fmt::Display for Case {
             self.moment as f64 / 1e9
         )?;
         for (fault, at) in self.faults.iter().zip(&self.history.struck) {
-            let at = at.map_or("never".to_owned(), |at| format!("at {:.1} s", at as f64 / 1e9));
+            let at = at.map_or("never".to_owned(), |at| {
+                format!("at {:.1} s", at as f64 / 1e9)
+            });
             write!(f, ", rank {} {:?} {at}", fault.rank, fault.wrong)?;
         }
         if let Some(asked) = self.history.asked {

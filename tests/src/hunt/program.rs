@@ -122,10 +122,19 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
                     false => (Some(stage + 1), stage.checked_sub(1)),
                 };
                 let exists = |peer: &u32| *peer < job.pp;
-                acts.extend(from.filter(exists).and_then(|peer| message(OpType::Recv, peer, line)));
+                acts.extend(
+                    from.filter(exists)
+                        .and_then(|peer| message(OpType::Recv, peer, line)),
+                );
                 for layer in 0..2 {
                     if let Some(dp) = dp.filter(|_| job.is_sharded) {
-                        acts.push(call(dp, OpType::AllGatherSingle, 8192 + layer, line + 2, false));
+                        acts.push(call(
+                            dp,
+                            OpType::AllGatherSingle,
+                            8192 + layer,
+                            line + 2,
+                            false,
+                        ));
                     }
                     acts.push(work(random, 2));
                     if job.is_sharded {
@@ -136,7 +145,10 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
                     }
                 }
                 acts.push(work(random, 1));
-                acts.extend(to.filter(exists).and_then(|peer| message(OpType::Send, peer, line + 6)));
+                acts.extend(
+                    to.filter(exists)
+                        .and_then(|peer| message(OpType::Send, peer, line + 6)),
+                );
             }
         }
         if let Some(dp) = dp {
@@ -203,9 +215,8 @@ fn inject(job: &Job, fault: Fault, index: usize, program: &mut Vec<Act>) -> bool
                 };
             })
         }),
-        Wrong::OtherSize => {
-            next.is_some_and(|at| changed(program, at, &|call| call.elements = call.elements * 2 + 1))
-        }
+        Wrong::OtherSize => next
+            .is_some_and(|at| changed(program, at, &|call| call.elements = call.elements * 2 + 1)),
         Wrong::OtherType => {
             next.is_some_and(|at| changed(program, at, &|call| call.dtype = "Float"))
         }

@@ -106,7 +106,10 @@ impl<'a> Writer<'a> {
                 let newest = |wanted: &dyn Fn(&Entry) -> bool| {
                     let of_group = dump.entries.iter().filter(|entry| entry.group == local);
                     let wanted = of_group.filter(|entry| !entry.is_p2p && wanted(entry));
-                    wanted.map(|entry| entry.collective_seq_id as i64).max().unwrap_or(-1)
+                    wanted
+                        .map(|entry| entry.collective_seq_id as i64)
+                        .max()
+                        .unwrap_or(-1)
                 };
                 let status = ProcessGroupStatus {
                     last_enqueued: newest(&|_| true),
@@ -294,10 +297,16 @@ impl<'a> Writer<'a> {
         }
         // The time of a ring whose process is gone is the newest in it.
         let exit = status.exit.map_or(0, |exit| exit.time_ns);
-        let entries = dump.entries.iter().flat_map(|entry| {
-            [entry.time_created_ns, entry.time_discovered_completed_ns]
-        });
-        let newest = entries.max().unwrap_or(0).max(exit).max(beat).max(status.phase_since_ns);
+        let entries = dump
+            .entries
+            .iter()
+            .flat_map(|entry| [entry.time_created_ns, entry.time_discovered_completed_ns]);
+        let newest = entries
+            .max()
+            .unwrap_or(0)
+            .max(exit)
+            .max(beat)
+            .max(status.phase_since_ns);
         dump.identity.dump_time_ns = match gone {
             Some(_) => newest,
             None => wall(moment),
@@ -370,9 +379,11 @@ fn signature(dump: &mut Dump, job: &Job, operation: &Operation) -> u32 {
     let members = job.groups[call.group].ranks.len() as u64;
     let (name, input, output) = match call.op {
         OpType::AllGatherSingle => ("_allgather_base", call.elements, call.elements * members),
-        OpType::ReduceScatterSingle => {
-            ("_reduce_scatter_base", call.elements * members, call.elements)
-        }
+        OpType::ReduceScatterSingle => (
+            "_reduce_scatter_base",
+            call.elements * members,
+            call.elements,
+        ),
         OpType::AllReduce => ("all_reduce", call.elements, call.elements),
         OpType::Broadcast => ("broadcast", call.elements, call.elements),
         OpType::Send => ("send", call.elements, call.elements),

@@ -1,7 +1,9 @@
 //! Runs the programs of a job against a clock: who waits for whom, what a fault does to the others, and how processes
 //! end. Nothing of the analysis is used here: what happens is known before anything is judged.
 
-use super::job::{Backend, Fault, Job, MS, Records, SECOND, Wrong};
+mod ends;
+
+use super::job::{Backend, Fault, Job, MS, SECOND, Wrong};
 use super::program::{Act, Call};
 use crate::generator::Random;
 use rcomm_recorder::model::{FailureKind, Rank};
@@ -325,8 +327,9 @@ impl Run<'_> {
                     if has_device {
                         runner.tasks.extend(open.into_iter().map(Task::Await));
                         self.device(rank, at);
-                    } else if let Some(&first) =
-                        open.iter().find(|&&operation| !self.has_ended(rank, operation, at))
+                    } else if let Some(&first) = open
+                        .iter()
+                        .find(|&&operation| !self.has_ended(rank, operation, at))
                     {
                         let runner = &mut self.runners[index];
                         runner.open = open;
@@ -404,7 +407,10 @@ impl Run<'_> {
 
     fn issue(&mut self, rank: Rank, call: Call, at: i64) -> usize {
         let runner = &mut self.runners[rank as usize];
-        let number = runner.counts.entry((call.group, call.peer.is_some())).or_default();
+        let number = runner
+            .counts
+            .entry((call.group, call.peer.is_some()))
+            .or_default();
         *number += 1;
         let number = *number;
         let key = match call.peer {
@@ -414,8 +420,15 @@ impl Run<'_> {
                 let member = members.iter().position(|&member| member == rank);
                 let member = member.unwrap_or(0) as u32;
                 let sends = call.op == rcomm_recorder::model::OpType::Send;
-                let (from, to) = if sends { (member, peer) } else { (peer, member) };
-                let nth = runner.ends.entry((call.group, from, to, sends)).or_default();
+                let (from, to) = if sends {
+                    (member, peer)
+                } else {
+                    (peer, member)
+                };
+                let nth = runner
+                    .ends
+                    .entry((call.group, from, to, sends))
+                    .or_default();
                 *nth += 1;
                 (call.group, Some((from, to)), *nth)
             }
@@ -442,9 +455,13 @@ impl Run<'_> {
         let key = op.key;
         let sends = op.call.op == rcomm_recorder::model::OpType::Send;
         if sends && self.job.sends_early {
-            op.ended = Some(at + 50_000);
+            op.ended = Some(at);
         }
-        self.meetings.entry(key).or_default().came.insert(rank, (operation, at));
+        self.meetings
+            .entry(key)
+            .or_default()
+            .came
+            .insert(rank, (operation, at));
         if self.job.backend != Backend::Nccl {
             let members = self.members(key);
             let lost = members.iter().find(|member| self.gone.contains(member));
@@ -468,7 +485,11 @@ impl Run<'_> {
     /// Plans the end of an operation, once all have come to it and agree on it.
     fn plan(&mut self, key: Key) {
         let before = (key.0, key.1, key.2 - 1);
-        let is_next = key.2 == 1 || self.meetings.get(&before).is_some_and(|other| other.is_done);
+        let is_next = key.2 == 1
+            || self
+                .meetings
+                .get(&before)
+                .is_some_and(|other| other.is_done);
         let needed = self.members(key).len();
         let Some(meeting) = self.meetings.get(&key) else {
             return;
@@ -505,7 +526,11 @@ impl Run<'_> {
         // A send that ended early needs its rank no more.
         let sender = key.1.filter(|_| self.job.sends_early);
         let sender = sender.map(|(from, _)| self.job.groups[key.0].ranks[from as usize]);
-        if !members.iter().filter(|&&rank| Some(rank) != sender).all(can) {
+        if !members
+            .iter()
+            .filter(|&&rank| Some(rank) != sender)
+            .all(can)
+        {
             return false;
         }
         let came: Vec<(Rank, usize)> = {
@@ -514,7 +539,8 @@ impl Run<'_> {
             };
             meeting.is_done = true;
             let came = meeting.came.iter();
-            came.map(|(&rank, &(operation, _))| (rank, operation)).collect()
+            came.map(|(&rank, &(operation, _))| (rank, operation))
+                .collect()
         };
         for (rank, operation) in came {
             let op = &mut self.lives[rank as usize].operations[operation];
@@ -543,129 +569,5 @@ impl Run<'_> {
         if !runner.is_busy && matches!(runner.tasks.front(), Some(Task::Await(_))) {
             self.at(at, Event::Device(rank));
         }
-    }
-
-    fn is_pending(&self, rank: Rank, operation: usize, at: i64) -> bool {
-        let op = &self.lives[rank as usize].operations[operation];
-        op.failed.is_none() && !self.has_ended(rank, operation, at)
-    }
-
-    fn time_out(&mut self, rank: Rank, operation: usize, at: i64) -> bool {
-        if !self.acts(rank) || !self.is_pending(rank, operation, at) {
-            return false;
-        }
-        if self.job.backend == Backend::Nccl {
-            if !self.dumps {
-                self.dumps = true;
-                for other in 0..self.job.world() {
-                    if self.acts(other) {
-                        let dumped = self.soon(at, 0, 1_500_000);
-                        self.lives[other as usize].dumped = Some(dumped);
-                        let aborted = self.soon(dumped, 1_000_000, 8_000_000);
-                        self.at(aborted, Event::Abort(other));
-                    }
-                }
-            }
-            return true;
-        }
-        if self.runners[rank as usize].host == Host::Over {
-            return false;
-        }
-        let key = self.lives[rank as usize].operations[operation].key;
-        let came = self.meetings.get(&key).map(|meeting| meeting.came.clone());
-        let came = came.unwrap_or_default();
-        let mut missing = self.members(key);
-        missing.retain(|member| !came.contains_key(member));
-        self.fail(rank, operation, FailureKind::Timeout, missing, at);
-        self.raise(rank, "raised RuntimeError: Timed out waiting for 30000ms", at);
-        true
-    }
-
-    fn lose(&mut self, rank: Rank, operation: usize, by: Rank, at: i64) -> bool {
-        if !self.acts(rank)
-            || !self.is_pending(rank, operation, at)
-            || self.runners[rank as usize].host == Host::Over
-        {
-            return false;
-        }
-        self.fail(rank, operation, FailureKind::PeerGone, vec![by], at);
-        self.raise(rank, "raised RuntimeError: Connection closed by peer [127.0.0.1]:4711", at);
-        true
-    }
-
-    fn fail(&mut self, rank: Rank, operation: usize, kind: FailureKind, ranks: Vec<Rank>, at: i64) {
-        let life = &mut self.lives[rank as usize];
-        life.operations[operation].failed = Some(at);
-        life.failures.push(Noted {
-            at,
-            kind,
-            ranks,
-            operation,
-        });
-    }
-
-    fn raise(&mut self, rank: Rank, text: &str, at: i64) {
-        let life = &mut self.lives[rank as usize];
-        life.raised = true;
-        life.phases.push((at, text.to_owned()));
-        self.runners[rank as usize].host = Host::Over;
-        let then = self.soon(at, 10_000, 1_200_000);
-        self.at(then, Event::Exit(rank));
-    }
-
-    fn ends(&mut self, rank: Rank, at: i64, code: Option<i32>, signal: Option<i32>) {
-        if self.is_gone(rank) {
-            return;
-        }
-        if code == Some(1) && !self.acts(rank) {
-            return;
-        }
-        self.lives[rank as usize].gone = Some(Gone { at, code, signal });
-        let failed = code != Some(0);
-        // The time of an end in order is drawn ahead, so its peers may notice only what comes later.
-        if self.job.backend != Backend::Nccl && failed {
-            self.gone.insert(rank);
-            for other in 0..self.job.world() {
-                if !self.acts(other) {
-                    continue;
-                }
-                let pending: Vec<usize> = (0..self.lives[other as usize].operations.len())
-                    .rev()
-                    .take(64)
-                    .filter(|&operation| self.is_pending(other, operation, at))
-                    .filter(|&operation| {
-                        let key = self.lives[other as usize].operations[operation].key;
-                        self.members(key).contains(&rank)
-                    })
-                    .collect();
-                if let Some(&first) = pending.last() {
-                    let then = self.soon(at, 500, 60_000);
-                    self.at(then, Event::Lost(other, first, rank));
-                }
-            }
-        }
-        if failed && self.job.is_launched && !self.launcher_acts && self.asked.is_none() {
-            self.launcher_acts = true;
-            let then = self.soon(at, 20_000, 3_000_000);
-            self.at(then, Event::Launcher);
-        }
-    }
-
-    fn end_all(&mut self, at: i64) {
-        self.launcher_acts = true;
-        for rank in 0..self.job.world() {
-            if !self.is_gone(rank) {
-                self.lives[rank as usize].signalled = Some(at);
-                let then = self.soon(at, 500, 80_000);
-                self.at(then, Event::Terminate(rank));
-            }
-        }
-    }
-}
-
-impl Job {
-    /// Whether the processes note how they end, as the recorder for PyTorch does.
-    pub(super) fn notes_exits(&self) -> bool {
-        self.backend != Backend::Cpu && self.records == Records::Rings
     }
 }

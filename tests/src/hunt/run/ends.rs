@@ -1,0 +1,139 @@
+//! How operations fail, and how processes end because of that.
+
+use super::{Event, Gone, Host, Noted, Run};
+use crate::hunt::job::{Backend, Job, Records};
+use rcomm_recorder::model::{FailureKind, Rank};
+
+impl Run<'_> {
+    fn is_pending(&self, rank: Rank, operation: usize, at: i64) -> bool {
+        let op = &self.lives[rank as usize].operations[operation];
+        op.failed.is_none() && !self.has_ended(rank, operation, at)
+    }
+
+    pub(super) fn time_out(&mut self, rank: Rank, operation: usize, at: i64) -> bool {
+        if !self.acts(rank) || !self.is_pending(rank, operation, at) {
+            return false;
+        }
+        if self.job.backend == Backend::Nccl {
+            if !self.dumps {
+                self.dumps = true;
+                for other in 0..self.job.world() {
+                    if self.acts(other) {
+                        let dumped = self.soon(at, 0, 1_500_000);
+                        self.lives[other as usize].dumped = Some(dumped);
+                        let aborted = self.soon(dumped, 1_000_000, 8_000_000);
+                        self.at(aborted, Event::Abort(other));
+                    }
+                }
+            }
+            return true;
+        }
+        if self.runners[rank as usize].host == Host::Over {
+            return false;
+        }
+        let key = self.lives[rank as usize].operations[operation].key;
+        let came = self.meetings.get(&key).map(|meeting| meeting.came.clone());
+        let came = came.unwrap_or_default();
+        let mut missing = self.members(key);
+        missing.retain(|member| !came.contains_key(member));
+        self.fail(rank, operation, FailureKind::Timeout, missing, at);
+        self.raise(
+            rank,
+            "raised RuntimeError: Timed out waiting for 30000ms",
+            at,
+        );
+        true
+    }
+
+    pub(super) fn lose(&mut self, rank: Rank, operation: usize, by: Rank, at: i64) -> bool {
+        if !self.acts(rank)
+            || !self.is_pending(rank, operation, at)
+            || self.runners[rank as usize].host == Host::Over
+        {
+            return false;
+        }
+        self.fail(rank, operation, FailureKind::PeerGone, vec![by], at);
+        self.raise(
+            rank,
+            "raised RuntimeError: Connection closed by peer [127.0.0.1]:4711",
+            at,
+        );
+        true
+    }
+
+    fn fail(&mut self, rank: Rank, operation: usize, kind: FailureKind, ranks: Vec<Rank>, at: i64) {
+        let life = &mut self.lives[rank as usize];
+        life.operations[operation].failed = Some(at);
+        life.failures.push(Noted {
+            at,
+            kind,
+            ranks,
+            operation,
+        });
+    }
+
+    pub(super) fn raise(&mut self, rank: Rank, text: &str, at: i64) {
+        let life = &mut self.lives[rank as usize];
+        life.raised = true;
+        life.phases.push((at, text.to_owned()));
+        self.runners[rank as usize].host = Host::Over;
+        let then = self.soon(at, 10_000, 1_200_000);
+        self.at(then, Event::Exit(rank));
+    }
+
+    pub(super) fn ends(&mut self, rank: Rank, at: i64, code: Option<i32>, signal: Option<i32>) {
+        if self.is_gone(rank) {
+            return;
+        }
+        if code == Some(1) && !self.acts(rank) {
+            return;
+        }
+        self.lives[rank as usize].gone = Some(Gone { at, code, signal });
+        let failed = code != Some(0);
+        // The time of an end in order is drawn ahead, so its peers may notice only what comes later.
+        if self.job.backend != Backend::Nccl && failed {
+            self.gone.insert(rank);
+            for other in 0..self.job.world() {
+                if !self.acts(other) {
+                    continue;
+                }
+                let pending: Vec<usize> = (0..self.lives[other as usize].operations.len())
+                    .rev()
+                    .take(64)
+                    .filter(|&operation| self.is_pending(other, operation, at))
+                    .filter(|&operation| {
+                        let key = self.lives[other as usize].operations[operation].key;
+                        self.members(key).contains(&rank)
+                    })
+                    .collect();
+                if let Some(&first) = pending.last() {
+                    let then = self.soon(at, 500, 60_000);
+                    self.at(then, Event::Lost(other, first, rank));
+                }
+            }
+        }
+        if failed && self.job.is_launched && !self.launcher_acts && self.asked.is_none() {
+            self.launcher_acts = true;
+            let then = self.soon(at, 20_000, 3_000_000);
+            self.at(then, Event::Launcher);
+        }
+    }
+
+    pub(super) fn end_all(&mut self, at: i64) {
+        self.launcher_acts = true;
+        for rank in 0..self.job.world() {
+            if !self.is_gone(rank) {
+                self.lives[rank as usize].signalled = Some(at);
+                let then = self.soon(at, 200, 12_000);
+                self.at(then, Event::Terminate(rank));
+            }
+        }
+    }
+}
+
+impl Job {
+    /// Whether the processes note how they end, as the recorder for PyTorch does.
+    pub(in crate::hunt) fn notes_exits(&self) -> bool {
+        self.backend != Backend::Cpu && self.records == Records::Rings
+    }
+}

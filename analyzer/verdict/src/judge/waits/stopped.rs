@@ -4,7 +4,7 @@
 //! device, as it did on those of the peers.
 
 use crate::align::Aligned;
-use crate::judge::waits::wait_graph::{Node, Place, WaitGraph};
+use crate::judge::waits::wait_graph::{Missing, Node, Place, WaitGraph};
 
 /// For each node: whether the process of the rank is stopped by a signal or a debugger.
 pub(super) fn stopped_nodes(aligned: &Aligned<'_>) -> Vec<bool> {
@@ -17,26 +17,37 @@ pub(super) fn stopped_nodes(aligned: &Aligned<'_>) -> Vec<bool> {
 }
 
 impl WaitGraph {
-    /// Removes the waits of stopped ranks in collectives that all members have joined and that all other members have
-    /// completed, if ranks wait elsewhere for the stopped ones. The record of a stopped rank ends there, and does not
-    /// show that the rank is still inside the operation. `stopped`: for each rank, whether its process is stopped.
+    /// Removes the waits of stopped ranks in collectives that all members have joined, and that all members that are
+    /// not stopped have completed, and in messages whose other half the peers' records may have dropped, if others wait
+    /// for these ranks elsewhere: the record of such a rank ends there, and does not show that the rank is still inside.
+    /// `stopped`: for each rank, whether its process is stopped.
     pub(super) fn drop_waits_of_stopped(&mut self, stopped: &[bool]) {
         let is_missed = |node: Node| {
             let mut missing = self.missing.iter().flatten();
             missing.any(|&(other, _)| other == node)
         };
         let of_stopped = (0..self.ranks).filter(|&node| stopped[node] && is_missed(node));
-        let removed: Vec<(Node, usize)> = of_stopped
+        let waits: Vec<(Node, usize)> = of_stopped
             .flat_map(|node| self.waits_in[node].iter().map(move |&place| (node, place)))
-            .filter(|&(_, place)| {
-                let is_collective = matches!(self.places[place], Place::Collective { .. });
-                let mut arrived = self.arrived[place].iter();
-                is_collective
-                    && self.missing[place].is_empty()
-                    && arrived.all(|&node| stopped[node])
-            })
             .collect();
-        for &(node, place) in &removed {
+        let is_collective = |place: usize| matches!(self.places[place], Place::Collective { .. });
+        let is_left = |place: usize| {
+            let mut arrived = self.arrived[place].iter();
+            is_collective(place)
+                && self.missing[place].is_empty()
+                && arrived.all(|&node| stopped[node])
+        };
+        let is_unknown = |place: usize| {
+            let missing = &self.missing[place];
+            let mut reasons = missing.iter().map(|&(_, why)| why);
+            !is_collective(place)
+                && !missing.is_empty()
+                && reasons.all(|why| matches!(why, Missing::Unknown(_)))
+        };
+        let waits = waits.into_iter();
+        let waits = waits.filter(|&(_, place)| is_left(place) || is_unknown(place));
+        let (left, unknown): (Vec<_>, Vec<_>) = waits.partition(|&(_, place)| is_left(place));
+        for &(node, place) in left.iter().chain(&unknown) {
             self.waits_in[node].retain(|&other| other != place);
         }
         self.completed_by_others = removed;

@@ -248,7 +248,22 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
         format_ranks(&witnesses),
         time_of_day(witness.at_ns),
     );
-    Some(not_arrived(ctx, culprits, sentence, witness))
+    let waited = culprits.iter().copied();
+    let waited: Vec<Rank> = waited
+        .filter(|&rank| wait_of(ctx, rank, witness).is_some())
+        .collect();
+    let each = culprits.iter().map(|&rank| vec![rank]).take(16).collect();
+    let several = culprits.len() > 1;
+    let mut draft = not_arrived(ctx, culprits, sentence, witness);
+    if several && !waited.is_empty() {
+        draft.confidence = 0.5;
+        draft.alternatives = each;
+        draft.doubts.push(format!(
+            "{} waited in another operation then, and the records do not show for whom",
+            format_ranks(&waited)
+        ));
+    }
+    Some(draft)
 }
 
 /// A rank that ends an operation later than this after its deadline had no processor in that time, ns. The search for

@@ -1,6 +1,6 @@
 //! Tests verdicts on dumps of a part of the ranks: what the others did is not known.
 
-use crate::job::{State, at, record};
+use crate::job::{State, at, closed, record};
 use rcomm_recorder::model::{EntryState, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
 use rcomm_verdict::{Analysis, Code, Finding, Policy, Problem, Severity, Verdict, analyze};
@@ -167,4 +167,26 @@ fn the_newest_group_without_a_name_is_not_the_world() {
         }
     }
     assert!(!report.findings.is_empty());
+}
+
+#[test]
+fn the_job_that_was_left_last_is_judged_although_an_older_one_left_more_records() {
+    let of_job = |mut dump: Dump, job: &str| {
+        dump.identity.job = job.to_owned();
+        dump
+    };
+    let done = [(0.0, State::Done(0.1))];
+    let older = (0..3).map(|rank| of_job(closed(record(rank, 3, &done), 2.0), "older"));
+    // Rank 2 hangs the newer job, and left nothing.
+    let waits = [(50.0, State::Done(50.1)), (51.0, State::Pending)];
+    let newer = (0..2).map(|rank| {
+        let mut dump = of_job(record(rank, 3, &waits), "newer");
+        dump.identity.dump_time_ns = at(80.0);
+        dump
+    });
+    let dumps: Vec<Dump> = older.chain(newer).collect();
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(report.verdict, Verdict::Stuck, "{:?}", report.problems);
+    let mut problems = report.problems.iter();
+    assert!(problems.any(|problem| problem.sentence.contains("of job older")));
 }

@@ -71,20 +71,45 @@ pub(crate) fn select(
 /// The alignment of records that do not contradict each other, and the offsets of their clocks.
 pub(crate) type InStep = (Alignment, Vec<Option<clocks::Offset>>);
 
-/// Keeps the records of the most frequent job, of equally frequent ones that of the newest record, and of its newest
-/// attempt. Only rcomm's records state these; a record that states no job is kept.
+/// Keeps the records of one job: one with living processes before all others, then one that was left about last, by most
+/// of its ranks, then the most frequent, then that of the newest record; and of it the newest attempt. Only rcomm's
+/// records state these; a record that states no job is kept.
 fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
-    let mut jobs: BTreeMap<String, (usize, i64)> = BTreeMap::new();
+    #[derive(Default)]
+    struct Job {
+        records: usize,
+        ranks: u32,
+        left_ns: i64,
+        newest_ns: i64,
+        lives: bool,
+    }
+    let mut jobs: BTreeMap<String, Job> = BTreeMap::new();
     for record in records
         .iter()
         .filter(|record| !record.identity.job.is_empty())
     {
         let job = jobs.entry(record.identity.job.clone()).or_default();
-        job.0 += 1;
-        job.1 = job.1.max(record.latest_ns());
+        job.records += 1;
+        job.ranks = job.ranks.max(record.identity.world_size.unwrap_or(0));
+        let left_ns = own_written_ns(record).unwrap_or(record.latest_ns());
+        job.left_ns = job.left_ns.max(left_ns);
+        job.newest_ns = job.newest_ns.max(record.latest_ns());
+        job.lives |= record.lives();
     }
+    let last_ns = jobs.values().map(|job| job.left_ns).max().unwrap_or(0);
+    let rank = |job: &Job| {
+        let is_left_last = last_ns.saturating_sub(job.left_ns) < ONE_LOOK_NS;
+        // A rank that has died leaves no dump, so the job that hangs may have fewer.
+        let is_whole = job.ranks > 0 && job.records * 2 > job.ranks as usize;
+        (
+            job.lives,
+            is_left_last && is_whole,
+            job.records,
+            job.newest_ns,
+        )
+    };
     if jobs.len() > 1
-        && let Some((job, _)) = jobs.iter().max_by_key(|&(_, most)| *most)
+        && let Some((job, _)) = jobs.iter().max_by_key(|&(_, job)| rank(job))
     {
         records.retain(|record| {
             let keep = record.identity.job.is_empty() || record.identity.job == *job;
@@ -92,7 +117,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
                 let other = &record.identity.job;
                 aside.add_state(
                     record,
-                    format!("of job {other}, most records are of job {job}"),
+                    format!("of job {other}, the records judged are of job {job}"),
                 );
             }
             keep

@@ -31,6 +31,14 @@ fn sigterm_and_sighup_end_the_program_and_restore_the_terminal() {
     }
 }
 
+/// Waits until the first line calls the job running or, if its last operation is older than ten seconds, healthy.
+fn wait_for_calm(session: &mut Session) {
+    session.wait("a job that is well", |screen| {
+        let text = screen.contents();
+        text.contains("RUNNING") || text.contains("HEALTHY")
+    });
+}
+
 #[test]
 fn a_job_that_ends_while_it_is_watched_is_over_and_its_rings_are_named() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
@@ -39,7 +47,7 @@ fn a_job_that_ends_while_it_is_watched_is_over_and_its_rings_are_named() {
         .collect();
     let folder = directory.path().display().to_string();
     let mut session = Session::start(&["--ring-dir", &folder], directory.path());
-    session.wait_text("HEALTHY");
+    wait_for_calm(&mut session);
     drop(rings);
     session.wait("the end of the job", |screen| {
         let text = screen.contents();
@@ -62,7 +70,7 @@ fn processes_of_the_next_attempt_are_named_by_the_title_and_by_the_sentence() {
         .collect();
     let folder = directory.path().display().to_string();
     let mut session = Session::start(&["--ring-dir", &folder], directory.path());
-    session.wait_text("HEALTHY");
+    wait_for_calm(&mut session);
     drop(rings);
     session.wait_text("OVER");
     let mut next = Command::new("sleep")

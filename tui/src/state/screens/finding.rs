@@ -1,15 +1,15 @@
 //! One finding: the sentence, the doubts and the next step, its ranks, what to look at further, the evidence, where the
-//! programs diverge, and what was ruled out.
+//! programs diverge, what was ruled out, and, where there is room, what its code means.
 
 use super::{ViewModel, look_further, overview};
-use crate::page::layout::{cuts_doubt, is_doubt, wrap};
+use crate::page::layout::{cuts_doubt, is_doubt, needed, wrap};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::print::human::format_doubt;
-use rcomm_analyzer::{Finding, RankState, Severity};
+use rcomm_analyzer::{Finding, RankState, Severity, explain};
 
 pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     let findings = &model.snapshot.report.findings;
@@ -54,10 +54,35 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
         let lines = doubts.iter().flat_map(|line| wrap(line, width, usize::MAX));
         panes.insert(0, pane("why it may be wrong", Body::Text(lines.collect())));
     }
-    Page {
+    let mut page = Page {
         head,
         panes,
         right: vec![],
+    };
+    // What holds for every finding of the code takes no rows from this one.
+    page.panes
+        .push(explanation(finding, usize::from(model.size.0)));
+    if needed(&page, model.size) > model.size.1 {
+        page.panes.pop();
+    }
+    page
+}
+
+/// What the code of a finding means, where it usually comes from, and what to do, as `rcomm-fr explain` has it.
+fn explanation(finding: &Finding, width: usize) -> Pane {
+    let known = explain(finding.code);
+    let mut lines = vec![vec![plain(known.meaning)]];
+    for (title, items) in [
+        ("usual causes", known.causes),
+        ("what to do", known.actions),
+    ] {
+        lines.push(vec![styled(title, Tone::Title)]);
+        lines.extend(items.iter().map(|item| vec![plain(format!("- {item}"))]));
+    }
+    let lines = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
+    Pane {
+        title: format!("what {} means", finding.code),
+        body: Body::Text(lines.collect()),
     }
 }
 

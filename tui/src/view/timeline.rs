@@ -67,8 +67,13 @@ pub(super) fn draw(
     let under = Rect::new(area.x, area.y + rows, area.width, 1);
     axis(timeline, under, width, theme, buffer);
     if let Some(x) = cursor(timeline, width) {
-        let column = Rect::new(area.x + LABEL_WIDTH + x, area.y, 1, rows);
-        buffer.set_style(column, theme.selected());
+        // Only on the bars: the empty rows between lanes would show it in other colors.
+        let bar_rows = lane_rows.saturating_sub(1).max(1);
+        for lane in 0..lanes {
+            let y = area.y + lane * lane_rows;
+            let column = Rect::new(area.x + LABEL_WIDTH + x, y, 1, bar_rows);
+            buffer.set_style(column, theme.selected());
+        }
     }
 }
 

@@ -57,8 +57,12 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
     };
     let job = model.jobs.iter().find(|job| *job.name == **name)?;
     let line = vec![plain(sentence(report_on(model, job)?))];
+    let hint = match *job.name == *model.snapshot.job {
+        true => "on display",
+        false => "[enter] shows it",
+    };
     Some(Pane {
-        title: format!("{name}: [enter] shows it"),
+        title: format!("{name}: {hint}"),
         body: Body::Text(wrap(&line, usize::from(model.size.0), usize::MAX)),
     })
 }

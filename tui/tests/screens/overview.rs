@@ -166,6 +166,10 @@ fn rows_that_no_pane_needs_have_the_newest_operations() {
             let screen = text::of(&state);
             let empty = screen.lines().filter(|line| line.trim().is_empty());
             assert!(empty.count() <= 2, "{screen}");
+            // The panes about a hang fill the smaller one.
+            if situation == Situation::StuckRank && size == (120, 40) {
+                continue;
+            }
             assert!(
                 screen.contains(&format!("last operations of rank {rank} ")),
                 "{screen}"

@@ -10,7 +10,8 @@ use crate::align::membership::{
     Group, GroupIx, RecordIx, names_newest_only, number_families, position, resolve_groups,
 };
 use crate::align::presence::{CompletedTo, UnknownReason};
-use crate::align::record::{NONE, Op, Record, Shared};
+use crate::align::record::{NONE, Op, Record};
+use crate::align::shared::Shared;
 use hashbrown::HashMap;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;

@@ -3,8 +3,9 @@
 use crate::align::aligned::MAX_WORLD;
 use crate::align::comm_members;
 use crate::align::gloo_world::GlooWorld;
-use crate::align::record::{LocalGroup, Record, Shared};
+use crate::align::record::{LocalGroup, Record};
 use crate::align::retiring_is_all;
+use crate::align::shared::Shared;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,8 +1,8 @@
 //! Matches the records of all ranks by group and sequence number.
 //!
-//! [`record`] converts dumps into compact records, [`corrections`] and `batches` repair what some recorders leave out
-//! or record differently, and [`membership`] resolves the groups of a job. [`aligned`] puts all of it together as
-//! [`Aligned`]. From that, [`p2p`] pairs sends with receives by the rule of [`message`], [`clocks`] estimates clock
+//! [`shared`] converts dumps into compact records ([`record`]), [`corrections`] and `batches` repair what some recorders
+//! leave out or record differently, and [`membership`] resolves the groups of a job. [`aligned`] puts all of it together
+//! as [`Aligned`]. From that, [`p2p`] pairs sends with receives by the rule of [`message`], [`clocks`] estimates clock
 //! offsets, and [`pending`] and [`one_sided`] list the pending operations of each rank.
 
 mod aligned;
@@ -21,6 +21,7 @@ pub(crate) mod pending;
 mod presence;
 mod ran_on;
 pub(crate) mod record;
+pub(crate) mod shared;
 pub(crate) mod signature;
 mod taken;
 mod workers;

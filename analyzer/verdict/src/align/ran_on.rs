@@ -5,7 +5,8 @@
 //! pace of calls within one step proves nothing.
 
 use crate::align::Lane;
-use crate::align::record::{Op, Record, Shared};
+use crate::align::record::{Op, Record};
+use crate::align::shared::Shared;
 
 /// The pace is measured on at most this many of the newest operations that are over.
 const NEWEST: usize = 128;

@@ -2,7 +2,8 @@
 
 use crate::align::corrections::{comm_counter, devices, same_process};
 use crate::align::p2p::Messages;
-use crate::align::record::{Extent, Record, Shared};
+use crate::align::record::{Extent, Record};
+use crate::align::shared::Shared;
 use crate::align::{Aligned, Workers, clocks};
 use crate::judge::context::{Context, name_groups};
 use crate::judge::lateness::Lateness;

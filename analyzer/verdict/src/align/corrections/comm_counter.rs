@@ -6,7 +6,8 @@
 //! lane is aligned with a peer's by the newest completed collectives, and moved a few places if fewer calls differ
 //! there.
 
-use crate::align::record::{Record, Shared};
+use crate::align::record::Record;
+use crate::align::shared::Shared;
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 

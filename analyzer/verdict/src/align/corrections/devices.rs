@@ -5,7 +5,8 @@
 //! each rank. The ranks are then those of the largest communicator, not those of processes. The record does not show
 //! which device a rank of another communicator belongs to, unless the process has the same ranks in both.
 
-use crate::align::record::{LocalGroup, Op, Record, Shared};
+use crate::align::record::{LocalGroup, Op, Record};
+use crate::align::shared::Shared;
 use crate::report::Problem;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;

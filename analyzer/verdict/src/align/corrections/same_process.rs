@@ -6,7 +6,8 @@
 //! the process is one rank, and each operation counts once. Where that is not certain, both records keep their
 //! operations.
 
-use crate::align::record::{LocalGroup, NONE, Op, Record, Shared};
+use crate::align::record::{LocalGroup, NONE, Op, Record};
+use crate::align::shared::Shared;
 use rcomm_recorder::model::{Communicator, EntryState, OpType, Pattern};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, HashMap};

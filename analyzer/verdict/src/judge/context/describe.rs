@@ -251,7 +251,7 @@ impl Context<'_> {
     }
 
     /// Like [`Context::own_frames`], but by the indices of a stack and of its frames in
-    /// [`Shared`](crate::align::record::Shared): equal indices are equal frames.
+    /// [`Shared`](crate::align::shared::Shared): equal indices are equal frames.
     pub(crate) fn own_frame_ids(&self, stack: u32) -> impl Iterator<Item = u32> {
         let shared = self.aligned.shared;
         let stack = shared.stacks.get(stack as usize);

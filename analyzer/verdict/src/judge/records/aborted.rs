@@ -4,7 +4,8 @@
 //! and a dump that is written after that shows the operations that hung as completed. This is visible if one of them
 //! took its whole time-out and a member never issued it: a collective that needs every member cannot have completed.
 
-use crate::align::record::{NONE, Op, Record, Shared};
+use crate::align::record::{NONE, Op, Record};
+use crate::align::shared::Shared;
 use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeSet;

@@ -1,7 +1,8 @@
 //! Settles the ranks of records by PyTorch's NCCL recorder whose files' names state a rank that their groups
 //! contradict.
 
-use crate::align::record::{Record, Shared};
+use crate::align::record::Record;
+use crate::align::shared::Shared;
 use crate::report::Problem;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;

@@ -4,7 +4,8 @@
 //! operation failed, and when. A member that issued the operation after that came too late: it did not wait with the
 //! others, and the operation failed on it because the others had given up.
 
-use crate::align::record::{Op, Record, Shared};
+use crate::align::record::{Op, Record};
+use crate::align::shared::Shared;
 use rcomm_recorder::model::{EntryState, FailedOperation, Failure, FailureKind, Rank};
 use std::collections::HashMap;
 

@@ -12,7 +12,8 @@
 //! same members, only their descriptions differ. Such a difference is reported if the order in which the ranks made
 //! their groups shows who is odd, and if no operation of such a group has completed.
 
-use crate::align::record::{Record, SharedGroup};
+use crate::align::record::Record;
+use crate::align::shared::SharedGroup;
 use crate::align::{GlooWorld, position};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};

@@ -13,7 +13,8 @@ mod of_one_rank;
 pub(crate) use aside::LeftAside;
 pub(crate) use earlier_runs::leave_earlier_runs_aside;
 
-use crate::align::record::{Record, Shared};
+use crate::align::record::Record;
+use crate::align::shared::Shared;
 use crate::align::signature::CallDifference;
 use crate::align::{
     Aligned, Alignment, GlooWorld, Number, Numbers, RecordIx, UnknownReason, clocks,

@@ -1,7 +1,8 @@
 //! Decides which of several records of one rank are kept.
 
 use super::{LeftAside, joined};
-use crate::align::record::{NONE, Record, Shared};
+use crate::align::record::{NONE, Record};
+use crate::align::shared::Shared;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::cmp::Reverse;

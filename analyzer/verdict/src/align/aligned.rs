@@ -7,10 +7,10 @@
 
 use crate::align::gloo_world::GlooWorld;
 use crate::align::membership::{
-    Group, GroupIx, RecordIx, names_newest_only, number_families, position, resolve_groups,
+    Group, GroupIx, RecordIx, names_newest_only, number_families, resolve_groups,
 };
 use crate::align::presence::{CompletedTo, UnknownReason};
-use crate::align::record::{NONE, Op, Record};
+use crate::align::record::{MAX_WORLD, NONE, Op, Record, position, retiring_is_all};
 use crate::align::shared::Shared;
 use hashbrown::HashMap;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
@@ -451,14 +451,6 @@ impl<'a> Aligned<'a> {
         }
         expected.into_iter().collect()
     }
-}
-
-/// No job has more ranks: a larger world size in a file or an answer is damage.
-pub const MAX_WORLD: u32 = 1 << 20;
-
-/// Whether `retired` is this recorder's only sign that an operation has ended.
-pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {
-    recorder == Recorder::NativeGloo
 }
 
 /// Whether this is a send, a receive, or the marker that closes a batch of them.

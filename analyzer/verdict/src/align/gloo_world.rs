@@ -4,8 +4,7 @@
 //! these members are read as the world's. But they are those of a smaller group if the process has made one and not used
 //! it yet, so the ranks of one run may seem to be of worlds with different members.
 
-use crate::align::record::Record;
-use crate::align::retiring_is_all;
+use crate::align::record::{Record, retiring_is_all};
 use crate::align::shared::Shared;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;

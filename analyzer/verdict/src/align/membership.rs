@@ -1,10 +1,8 @@
 //! Resolves the groups of a job with their members and families.
 
-use crate::align::aligned::MAX_WORLD;
 use crate::align::comm_members;
 use crate::align::gloo_world::GlooWorld;
-use crate::align::record::{LocalGroup, Record};
-use crate::align::retiring_is_all;
+use crate::align::record::{LocalGroup, MAX_WORLD, Record, position, retiring_is_all};
 use crate::align::shared::Shared;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
@@ -278,15 +276,6 @@ fn add_unread_members(
             members.extend(&unread);
         }
     }
-}
-
-/// The index of a rank among the members; `None` if it is not one.
-pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
-    // Members are nearly always ascending.
-    if let Ok(index) = ranks.binary_search(&rank) {
-        return Some(index);
-    }
-    ranks.iter().position(|&r| r == rank)
 }
 
 /// Numbers the families and returns how many there are. Groups of a family have the same description and size; without

@@ -26,14 +26,14 @@ pub(crate) mod signature;
 mod taken;
 mod workers;
 
-pub use aligned::MAX_WORLD;
 pub use message::{Message, MessageNumbers};
-pub use record::Extent;
+pub use record::{Extent, MAX_WORLD};
 pub use workers::Workers;
 
-pub(crate) use aligned::{Aligned, Alignment, Lane, retiring_is_all};
+pub(crate) use aligned::{Aligned, Alignment, Lane};
 pub(crate) use gloo_world::GlooWorld;
-pub(crate) use membership::{Group, GroupIx, RecordIx, names_newest_only, position};
+pub(crate) use membership::{Group, GroupIx, RecordIx, names_newest_only};
 pub(crate) use numbers::{Number, Numbers};
 pub(crate) use presence::{Presence, UnknownReason};
+pub(crate) use record::{position, retiring_is_all};
 pub(crate) use taken::{EARLY, Taken};

@@ -2,8 +2,8 @@
 
 use crate::align::membership::{GroupIx, RecordIx};
 use crate::align::ran_on::ran_on_from;
-use crate::align::record::{NONE, Op};
-use crate::align::{Aligned, Lane, retiring_is_all};
+use crate::align::record::{NONE, Op, retiring_is_all};
+use crate::align::{Aligned, Lane};
 use rcomm_recorder::publish::Recorder;
 
 /// What a rank's record shows about one collective.

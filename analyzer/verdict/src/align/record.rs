@@ -1,12 +1,14 @@
 //! One recorder's record of a rank in compact columns, which refer to the tables that all ranks share
 //! ([`Shared`](crate::align::shared::Shared)).
 
-use crate::align::retiring_is_all;
 use rcomm_recorder::model::{
     Communicator, EntryState, Failure, GroupId, GroupPlace, OpType, Peer, PeerLink,
     ProcessGroupStatus, ProcessorWait, Rank, RankStatus,
 };
 use rcomm_recorder::publish::{FormatVersion, Identity, Recorder, RingReader};
+
+/// No job has more ranks: a larger world size in a file or an answer is damage.
+pub const MAX_WORLD: u32 = 1 << 20;
 
 /// The value that marks an absent stack, peer or time in a column.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -253,4 +255,18 @@ impl Record {
 /// to (onlyActive).
 pub(crate) fn may_leave_out(recorder: Recorder) -> bool {
     !matches!(recorder, Recorder::Rcomm | Recorder::NcclProfiler)
+}
+
+/// Whether `retired` is this recorder's only sign that an operation has ended.
+pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {
+    recorder == Recorder::NativeGloo
+}
+
+/// The index of a rank among the members; `None` if it is not one.
+pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
+    // Members are nearly always ascending.
+    if let Ok(index) = ranks.binary_search(&rank) {
+        return Some(index);
+    }
+    ranks.iter().position(|&r| r == rank)
 }

@@ -4,8 +4,7 @@
 //! of the same program cost little more than their entries, and two ranks' calls are compared by number.
 
 use crate::align::batches::number_without_batches;
-use crate::align::membership::position;
-use crate::align::record::{ANY, Extent, LocalGroup, NONE, Op, Record, may_leave_out};
+use crate::align::record::{ANY, Extent, LocalGroup, NONE, Op, Record, may_leave_out, position};
 use crate::align::signature::{CallRef, Calls};
 use crate::align::workers::{self, Workers};
 use rcomm_recorder::model::{Frame, OpType, Peer, Rank, ReduceOp};

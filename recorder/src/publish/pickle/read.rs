@@ -201,7 +201,7 @@ impl Pickle {
         }
     }
 
-    /// Puts a string of `len` bytes on the stack, and moves `at` behind it.
+    /// Puts a string of `len` bytes on the stack, and moves `at` past it.
     fn text(&mut self, input: &[u8], at: &mut usize, len: usize) -> Result<(), Fault> {
         let start = *at;
         take_slice(input, at, len)?;
@@ -253,7 +253,7 @@ impl Pickle {
     }
 }
 
-/// The next `N` bytes; moves `at` behind them.
+/// The next `N` bytes; moves `at` past them.
 fn take<const N: usize>(input: &[u8], at: &mut usize) -> Result<[u8; N], Fault> {
     let rest = input.get(*at..).unwrap_or_default();
     let bytes = rest
@@ -263,7 +263,7 @@ fn take<const N: usize>(input: &[u8], at: &mut usize) -> Result<[u8; N], Fault> 
     Ok(*bytes)
 }
 
-/// The next `len` bytes; moves `at` behind them.
+/// The next `len` bytes; moves `at` past them.
 fn take_slice<'a>(input: &'a [u8], at: &mut usize, len: usize) -> Result<&'a [u8], Fault> {
     let bytes = input
         .get(*at..)

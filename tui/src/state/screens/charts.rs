@@ -6,7 +6,7 @@ use crate::page::theme::Tone;
 use crate::page::{Line, plain, styled};
 use crate::state::trends::Trend;
 
-/// Characters of a bar, from low to high. The last one fills its cell, so that a bar can go on in the cell above.
+/// Characters of a bar, from low to high. The last one fills its cell, so that a bar can continue in the cell above.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the

@@ -16,7 +16,7 @@ use crate::judge::waits::wait_root::WaitRoot;
 const SHARE: f64 = 0.25;
 
 /// A thread continues if it has completed at least this many operations that it issued since others began to wait.
-const GOES_ON: usize = 3;
+const MIN_LATER: usize = 3;
 
 /// The roots of the graph. A full place or a cycle with busy ranks ([`is_busy`]) is replaced by these ranks.
 pub(crate) fn find(ctx: &Context<'_>) -> Vec<WaitRoot> {
@@ -96,13 +96,13 @@ fn issued_at(ctx: &Context<'_>, place: usize, node: Node) -> Option<(RecordIx, u
     Some((record, operation.position))
 }
 
-/// Whether a thread of a rank has completed [`GOES_ON`] operations that it issued after this common time, ns.
+/// Whether a thread of a rank has completed [`MIN_LATER`] operations that it issued after this common time, ns.
 fn went_on(ctx: &Context<'_>, record: RecordIx, thread: u32, since_ns: i64) -> bool {
     let newest_first = ctx.aligned.records[record].ops.iter().rev();
     newest_first
         .take_while(|op| ctx.aligned.created_ns(record, op) > since_ns)
         .filter(|op| op.thread == thread && (op.completed() || op.retired))
-        .take(GOES_ON)
+        .take(MIN_LATER)
         .count()
-        == GOES_ON
+        == MIN_LATER
 }

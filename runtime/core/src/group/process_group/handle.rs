@@ -141,16 +141,16 @@ impl ProcessGroup {
         self.timeout.unwrap_or_else(|| self.group.timeout())
     }
 
-    /// Sets the group's time-out for operations issued from now on, on this rank: in whole milliseconds, and 1 ms at
-    /// least. A handle from [`within`](Self::within) keeps its own.
+    /// Sets the group's time-out for operations that this rank issues from now on: in whole milliseconds, and at least
+    /// 1 ms. A handle from [`within`](Self::within) keeps its own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.group.set_timeout(timeout);
     }
 
     /// Sets whether the group measures, on this rank, how long the operations run that are issued from now on. On the
-    /// host, measuring reads the clock up to three times for each operation. The NCCL backend measures on the device, by
-    /// one event more for each operation. A new group does not measure, but for the NCCL backend if `RCOMM_NCCL_TIMING`
-    /// is set.
+    /// host, measuring reads the clock up to three times for each operation. The NCCL backend measures on the device,
+    /// with one more event for each operation. A new group does not measure, except on the NCCL backend if
+    /// `RCOMM_NCCL_TIMING` is set.
     ///
     /// # Errors
     /// `Unsupported` for `Timing::On` if a backend of the group neither runs its operations on the host's threads nor

@@ -25,7 +25,7 @@ impl Check for GroupOrder {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        // Beside an error, an order that may lead to one does not matter.
+        // If there is an error, an order that may lead to one does not matter.
         let is_error = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
         if so_far.iter().any(is_error) {
             return Vec::new();

@@ -51,7 +51,7 @@ impl Check for TinyCollectives {
             .enumerate()
             .filter_map(|(index, record)| Some((index, waste(ctx, record)?)))
             .collect();
-        // If fewer than half of the ranks waste time so, the others wait for them: W220 reports such ranks.
+        // If fewer than half of the ranks waste time in this way, the others wait for them: W220 reports such ranks.
         if wasteful.len() * 2 < records.len() {
             return Vec::new();
         }

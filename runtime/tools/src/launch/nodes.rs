@@ -423,13 +423,13 @@ impl Nodes {
         Some(failure)
     }
 
-    /// Returns whether this launcher goes on after the attempt that has ended with this failure. It does if every node
-    /// may start its ranks again and no launcher was asked to stop meanwhile. If the number of hosts may change, it does
-    /// unless it has left the job.
+    /// Returns whether this launcher continues after the attempt that has ended with this failure. It does if every
+    /// node may start its ranks again and no launcher was asked to stop meanwhile. If the number of hosts may change,
+    /// it does unless it has left the job.
     ///
     /// # Blocking
-    /// Until all launchers have ended their ranks, or one of them does not go on: for the time that the ranks' end may
-    /// take, and the launchers' time-out. Not at all if the number of hosts may change: [`begin`](Self::begin) then
+    /// Until all launchers have ended their ranks, or one of them does not continue: for the time that the ranks' end
+    /// may take, and the launchers' time-out. Not at all if the number of hosts may change: [`begin`](Self::begin) then
     /// waits.
     pub(super) fn agree_to_restart(
         &mut self,

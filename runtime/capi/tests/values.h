@@ -83,7 +83,7 @@ static void values(rcomm_world *world) {
     OK(rcomm_store_collectives_new(world, "late", &late));
     if (rank == 0 && size == 3) {
         CODE(RCOMM_TIMEOUT, rcomm_store_barrier(late, 50));
-        CHECK(strstr(rcomm_last_error(), "ranks 1, 2 did not come"));
+        CHECK(strstr(rcomm_last_error(), "ranks 1, 2 did not arrive"));
     }
     rcomm_store_collectives_free(late);
 }

@@ -50,15 +50,14 @@ impl WaitGraph {
         for &(node, place) in left.iter().chain(&unknown) {
             self.waits_in[node].retain(|&other| other != place);
         }
-        self.completed_by_others = removed;
+        self.completed_by_others = left;
     }
 
     /// The place of a collective that all members that are not stopped have completed, and that the record of this
     /// stopped rank shows as unfinished; `None` if there is none, or if no rank waits for this one.
     pub(crate) fn completed_by_others(&self, node: Node) -> Option<usize> {
-        let mut removed = self.completed_by_others.iter();
-        removed
-            .find(|&&(other, _)| other == node)
+        let mut left = self.completed_by_others.iter();
+        left.find(|&&(other, _)| other == node)
             .map(|&(_, place)| place)
     }
 }

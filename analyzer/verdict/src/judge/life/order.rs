@@ -345,15 +345,18 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     }
     let ranks = ranks_of(&possible);
     // A signal that ends a whole job ends some processes before others notice, and those that notice last never do.
-    let unaware = gone.iter().filter(|process| {
-        let is_other = !possible.iter().any(|first| first.rank == process.rank);
-        let is_open = !process.in_order && process.exit.is_none() && !is_lost(process);
-        is_other && is_open && by_itself(aligned, process)
-    });
+    let named: HashSet<Rank> = ranks.iter().copied().collect();
+    let mut ends: Vec<i64> = possible.iter().map(|process| process.at_ns).collect();
+    ends.sort_unstable();
     let near = |process: &&Gone| {
-        let mut first = possible.iter();
-        first.any(|first| first.at_ns.abs_diff(process.at_ns) <= TOGETHER_NS.unsigned_abs())
+        let from = process.at_ns.saturating_sub(TOGETHER_NS);
+        let next = ends.get(ends.partition_point(|&end| end < from));
+        next.is_some_and(|&end| end <= process.at_ns.saturating_add(TOGETHER_NS))
     };
+    let unaware = gone.iter().filter(|process| {
+        let is_open = !process.in_order && process.exit.is_none() && !is_lost(process);
+        is_open && !named.contains(&process.rank) && by_itself(aligned, process)
+    });
     let unaware: Vec<&Gone> = unaware.filter(near).collect();
     match possible.len() {
         0 => Order::OneOf(ranks),

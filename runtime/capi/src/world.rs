@@ -343,7 +343,6 @@ pub unsafe extern "C" fn rcomm_world_free(world: *mut World) {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use rcomm::HashStore;
@@ -369,9 +368,10 @@ mod tests {
         );
         let (begun, has_begun) = channel();
         let (end, may_end) = channel();
+        let shared = &world;
         std::thread::scope(|threads| {
-            threads.spawn(|| {
-                world.change(|_| {
+            threads.spawn(move || {
+                shared.change(|_| {
                     begun.send(()).unwrap();
                     // An error is the end of the other thread, which has failed.
                     let _ = may_end.recv_timeout(Duration::from_secs(120));

@@ -88,6 +88,8 @@ pub(super) struct Responder {
     pipes: Vec<DumpPipe>,
     /// The number of the newest alarm that this rank has answered; 0 if none.
     answered: i64,
+    /// The number of the newest alarm for which this rank has published its status; 0 if none.
+    published: i64,
     roll: RollAnswers,
     /// The last alarm of another rank: when this rank read it, and its cause.
     pub(super) announced: Option<(Instant, String)>,
@@ -105,6 +107,7 @@ impl Responder {
             broadcast,
             pipes,
             answered: 0,
+            published: 0,
             announced: None,
             flag_seen: false,
             store_lost: false,
@@ -246,14 +249,13 @@ impl Responder {
     /// The dump comes first: the rank that raised the alarm cleans up once it has all answers, and the dump
     /// must show what was pending before the clean-up.
     fn answer(&mut self, raised: i64) -> Result<()> {
-        let first = (self.answered + 1).max(raised - MAX_ANSWERS);
         self.answered = raised;
         self.flag_seen = true;
         let cause = self.cause_of(raised);
         self.warn_groups(cause.as_deref());
         let reason = cause.as_deref().unwrap_or("signal of another rank");
         self.broadcast.dump_for_fault(reason, self.dump_until());
-        let published = (first..=raised).try_for_each(|alarm| self.publish(alarm));
+        let published = self.publish_up_to(raised);
         if self.broadcast.parts.propagation == Propagation::Abort {
             self.abort_groups(cause.as_deref());
         }
@@ -313,6 +315,16 @@ impl Responder {
         let root = &self.broadcast.parts.root;
         let cause = root.get(&self.cause_key(alarm), Duration::from_millis(100));
         Some(String::from_utf8_lossy(&cause.ok()?).into_owned())
+    }
+
+    /// Publishes this rank's status for the alarms up to `alarm` for which the store does not have it yet.
+    fn publish_up_to(&mut self, alarm: i64) -> Result<()> {
+        let first = (self.published + 1).max(alarm - MAX_ANSWERS);
+        (first..=alarm).try_for_each(|alarm| {
+            self.publish(alarm)?;
+            self.published = alarm;
+            Ok(())
+        })
     }
 
     /// Publishes this rank's status for an alarm.
@@ -437,9 +449,8 @@ impl Responder {
         let rank = i32::try_from(parts.rank).unwrap_or(i32::MAX);
         parts.root.compare_set(FLAG, b"", &rank.to_ne_bytes())?;
         self.flag_seen = true;
-        let first = (self.answered + 1).max(alarm - MAX_ANSWERS);
         self.answered = alarm;
-        (first..=alarm).try_for_each(|alarm| self.publish(alarm))?;
+        self.publish_up_to(alarm)?;
         Ok(alarm)
     }
 }

@@ -184,22 +184,30 @@ impl StatusExchange {
             )
         });
         let mut reports = BTreeMap::new();
+        let mut are_all_read = true;
         for (rank, is_set) in ranks.into_iter().zip(are_set) {
             let value = if is_set {
                 answers.next().flatten()
             } else {
                 None
             };
+            are_all_read &= is_set == value.is_some();
             let report: Option<RankReport> =
                 value.and_then(|bytes| serde_json::from_slice(&bytes).ok());
             arrivals.add(query, rank, report.as_ref());
             reports.insert(rank, report);
         }
-        // This rank has published its own answer: if that is not there, the store has failed, and no answer that is missing
-        // says anything of its rank.
-        if matches!(reports.get(&self.rank), Some(None)) {
-            let unread = "the answers of the members cannot be read from the store";
-            return StatusReplies::text(unread.to_owned());
+        // This rank has published its own answer. If that is not there, or not there any more, or time has run out, the
+        // store has failed, and an answer that is missing says nothing about its rank.
+        if let Some(own) = reports.get(&self.rank) {
+            let works = || {
+                let own = self.key(self.rank);
+                Instant::now() < until && store.check(&[&own]).unwrap_or(false)
+            };
+            if own.is_none() || !are_all_read || !works() {
+                let unread = "the answers of the members cannot be read from the store";
+                return StatusReplies::text(unread.to_owned());
+            }
         }
         let mut text = arrivals.to_text(query.is_p2p);
         let (arrived, absent) = (arrivals.arrived.clone(), arrivals.absent(query.is_p2p));

@@ -96,9 +96,11 @@ impl Summary {
 
     pub(super) fn of(replies: &StatusReplies) -> Self {
         let are_few = replies.absent.len() <= Self::MAX_ABSENT;
+        // Of replies that have only the text, it is not known who has arrived.
+        let is_known = !replies.arrived.is_empty() || !replies.absent.is_empty();
         Self {
             text: replies.text.clone(),
-            absent: are_few.then(|| replies.absent.clone()),
+            absent: (are_few && is_known).then(|| replies.absent.clone()),
             is_uncertain: replies.is_uncertain,
         }
     }

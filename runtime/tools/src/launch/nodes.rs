@@ -463,16 +463,21 @@ impl Nodes {
         let began = Instant::now();
         loop {
             match self.keys.get(&decision, PULSE / 10) {
+                Ok(decided) => return Ok(decided == b"yes"),
                 Err(error) if error.kind() == ErrorKind::Timeout && began.elapsed() < limit => {}
-                decided => {
-                    let decided = decided.context(
-                        "cannot start again: a node's launcher did not say whether it does",
-                    )?;
-                    return Ok(decided == b"yes");
-                }
+                // This launcher leaves, unless the last one has come meanwhile.
+                Err(error) => match decide(b"no") {
+                    Ok(decided) if decided == b"yes" => return Ok(true),
+                    _ => {
+                        return Err(error).context(
+                            "cannot start again: a node's launcher did not say whether it does",
+                        );
+                    }
+                },
             }
             if signals.has_stop() {
-                let goes_on = decide(b"no")? == b"yes";
+                // A store that has failed keeps no launcher from ending its ranks.
+                let goes_on = decide(b"no").is_ok_and(|decided| decided == b"yes");
                 // If the launchers have agreed before, the next attempt begins, and takes the signal.
                 if !goes_on {
                     self.stopped(signals, account, sinks);

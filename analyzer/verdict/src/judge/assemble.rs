@@ -476,7 +476,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             Code::N302,
             "",
             format!(
-                "the rings of {} have overwritten the entries that would show whether {} reached the operation others wait in",
+                "the records of {} do not hold the entries that would show whether {} reached the operation others wait in",
                 format_ranks(&lost),
                 if lost.len() == 1 { "it" } else { "they" }
             ),

@@ -15,7 +15,10 @@ use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
-use order::{Order, are_whole_hosts, asked_each_ns, is_inside, order_of, was_asked};
+use order::{
+    Order, are_whole_hosts, asked_each_ns, is_inside, is_order_hidden, order_of, timed_out,
+    was_asked,
+};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -191,11 +194,13 @@ impl Life {
             }
             (None, Order::OneOf(_) | Order::Unknown) => causes.into_iter().collect(),
         };
-        let ends: BTreeMap<Rank, i64> = gone
+        let named: HashSet<Rank> = first.iter().copied().collect();
+        let gave_up: HashSet<Rank> = gone
             .iter()
-            .map(|process| (process.rank, process.at_ns))
+            .filter(|process| named.contains(&process.rank) && gave_up(aligned, process))
+            .map(|process| process.rank)
             .collect();
-        first.retain(|rank| !gave_up(aligned, *rank, ends.get(rank).copied().unwrap_or(i64::MAX)));
+        first.retain(|rank| !gave_up.contains(rank));
         let is_dated = is_dated(aligned, &gone);
         Self {
             none_left_ns: (none_left && is_dated).then_some(last_ns),
@@ -467,7 +472,10 @@ impl End {
             // Nothing shows that the processes ended at the same time.
             Order::Unknown if !is_dated => (EndKind::Unknown, Vec::new()),
             Order::Unknown if !known && !gone.iter().any(inside) => (EndKind::Unknown, Vec::new()),
-            Order::Unknown if together && !by_itself => (EndKind::Cancelled, Vec::new()),
+            Order::Unknown if together && !by_itself => match is_order_hidden(aligned, &failed) {
+                true => (EndKind::Crashed, Vec::new()),
+                false => (EndKind::Cancelled, Vec::new()),
+            },
             Order::Unknown => (EndKind::Crashed, ranks_of(&failed)),
         };
         let times = gone.iter().filter(|process| first.contains(&process.rank));
@@ -517,11 +525,12 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     ranks
 }
 
-/// Whether a rank gave up at a time-out, because it lost a peer, or by an abort, and did not go on. Its end is then a
-/// consequence. `ended_ns`: when its process ended, common time, ns.
-fn gave_up(aligned: &Aligned<'_>, rank: Rank, ended_ns: i64) -> bool {
+/// Whether a process's rank gave up at a time-out, because it lost a peer, or by an abort, and did not continue. Its end
+/// is then a consequence.
+fn gave_up(aligned: &Aligned<'_>, process: &Gone) -> bool {
+    let rank = process.rank;
     let mut records = aligned.records_of(rank);
-    order::timed_out(aligned, rank, ended_ns)
+    timed_out(aligned, process)
         || records.any(|record| {
             let mut failures = aligned.records[record].failures.iter();
             failures.any(|failure| match failure.kind {

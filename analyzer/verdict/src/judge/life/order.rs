@@ -19,6 +19,8 @@ const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
+/// The signal by which a process ends itself.
+const SIGABRT: i32 = 6;
 
 /// If the kernel killed one of the ranks in `first` because memory ran out, adds the ranks that it killed at about the
 /// same time. A killed process ends once its memory is freed, the largest last: the order of the ends is not that of
@@ -71,18 +73,18 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone], were_asked: bool) -
     {
         return before_harm(aligned, gone, harm_ns);
     }
-    went_first(aligned, gone).map_or(Order::Unknown, Order::First)
+    went_first(aligned, gone).unwrap_or(Order::Unknown)
 }
 
 /// Whether nothing shows that a process ended because of another: it neither suffered from the end of one, nor gave up
 /// at a time-out.
 fn by_itself(aligned: &Aligned<'_>, process: &Gone) -> bool {
-    suffered_ns(aligned, process.rank).is_none() && !timed_out(aligned, process.rank, process.at_ns)
+    suffered_ns(aligned, process.rank).is_none() && !timed_out(aligned, process)
 }
 
-/// The ranks, ascending, whose processes ended first: those that did not end in order, or those that did, if the others
-/// failed because of that. `None` if the order is unknown.
-fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
+/// Which processes ended first: those that did not end in order, or those that did, if the others failed because of
+/// that. `None` if the order is unknown.
+fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Order> {
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
     let rank_count = aligned.expected.len();
     let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
@@ -131,7 +133,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
             if first.iter().any(|process| lost.contains(&process.rank)) {
                 first.retain(|process| lost.contains(&process.rank));
             }
-            return Some(ranks_of(&first));
+            return Some(Order::First(ranks_of(&first)));
         }
         let near = |process: &&Gone| process.at_ns.saturating_sub(earliest) <= NOTICED_NS;
         let mut first = ranks_of(&possible.into_iter().filter(near).collect::<Vec<_>>());
@@ -140,13 +142,12 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
             first.retain(|rank| lost.contains(rank));
         }
         add_killed_for_memory(&failed, &mut first);
-        return Some(first);
+        return Some(Order::First(first));
     }
     if let Some(first) = exited_first(aligned, &failed, |process| by_itself(aligned, process)) {
         return Some(first);
     }
-    let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > apart_ns(aligned);
-    let gap_index = failed.windows(2).position(gap)?;
+    let gap_index = gap_after(&failed, apart_ns(aligned))?;
     if waited_on(aligned, &failed[..=gap_index], &failed[gap_index + 1..]) {
         return None;
     }
@@ -164,18 +165,30 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     failed
         .iter()
         .any(interrupted)
-        .then(|| ranks_of(&failed[..=gap_index]))
+        .then(|| Order::First(ranks_of(&failed[..=gap_index])))
 }
 
-/// The ranks, ascending, that noted their own exit first, if others noted none: the others were killed, as by a
-/// launcher once a rank has failed. Only processes for which `may_be_first` holds count, and no exit that a signal
-/// asked for. `None` if all processes noted such an exit, if none of those that may be first did, or if a process had
+/// The last of the processes before the first gap of more than `apart_ns` between ends, by position in `gone`, which is
+/// sorted by time; `None` if there is no such gap.
+fn gap_after(gone: &[&Gone], apart_ns: i64) -> Option<usize> {
+    let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > apart_ns;
+    gone.windows(2).position(gap)
+}
+
+/// Whether the processes seem to have ended at different times, but by clocks that nothing relates.
+pub(super) fn is_order_hidden(aligned: &Aligned<'_>, failed: &[&Gone]) -> bool {
+    apart_ns(aligned) > TOGETHER_NS && gap_after(failed, TOGETHER_NS).is_some()
+}
+
+/// The ranks that noted their own exit first, if others noted none: the others were killed, as by a launcher once a rank
+/// has failed. Only processes for which `may_be_first` holds count, and no exit that a signal asked for. Clocks that
+/// nothing relates show only that it was one of several. `None` if all processes noted such an exit, if none of those that may be first did, or if a process had
 /// died long before.
 fn exited_first(
     aligned: &Aligned<'_>,
     failed: &[&Gone],
     may_be_first: impl Fn(&Gone) -> bool,
-) -> Option<Vec<Rank>> {
+) -> Option<Order> {
     let exited = failed
         .iter()
         .filter(|process| process.exit.is_some() && !was_asked(aligned, process));
@@ -189,7 +202,8 @@ fn exited_first(
     let earliest = possible.iter().map(|process| process.at_ns).min()?;
     // A rank that had died long before may be what the others exited for. One that was asked to end did not die; clocks
     // of several hosts may not show whether that was before.
-    let is_one_clock = on_one_host(aligned);
+    let apart_ns = apart_ns(aligned);
+    let is_one_clock = apart_ns == TOGETHER_NS;
     let lived = |process: &&Gone| {
         let is_asked = !is_one_clock && was_asked(aligned, process);
         is_asked || process.at_ns.saturating_add(TOGETHER_NS) >= earliest
@@ -197,9 +211,14 @@ fn exited_first(
     if !failed.iter().all(lived) {
         return None;
     }
-    let near = |process: &&Gone| process.at_ns.saturating_sub(earliest) <= NOTICED_NS;
+    let near_ns = if is_one_clock { NOTICED_NS } else { apart_ns };
+    let near = |process: &&Gone| process.at_ns.saturating_sub(earliest) <= near_ns;
     let first: Vec<&Gone> = possible.into_iter().filter(near).collect();
-    Some(ranks_of(&first))
+    let ranks = ranks_of(&first);
+    Some(match is_one_clock || ranks.len() == 1 {
+        true => Order::First(ranks),
+        false => Order::OneOf(ranks),
+    })
 }
 
 /// Whether a process that noted its own exit ended because a signal asked it to: its exit code says so, or the
@@ -285,13 +304,15 @@ fn asked_together(mut asked: Vec<(i64, i64)>) -> Option<i64> {
 /// Which processes ended first if others noted that a signal asked them to end: a launcher sends it once a process has
 /// failed. They are those that noted no exit, since they were killed or aborted, that gave no sign of life after the
 /// first of the others had ended, and that did not suffer from another's end. `None` if no process noted such a signal,
-/// if one noted another exit, or if no process remains that may have ended first.
+/// if one noted another exit, or if no process remains that may have ended first; nor if nothing relates the clocks: a
+/// launcher also kills processes that do not end soon after the signal.
 fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
     let (asked, others): (Vec<&Gone>, Vec<&Gone>) = failed
         .iter()
         .partition(|process| was_asked(aligned, process));
     let earliest = asked.iter().map(|process| process.at_ns).min()?;
-    if others.iter().any(|process| process.exit.is_some()) {
+    let are_noted = others.iter().any(|process| process.exit.is_some());
+    if are_noted || apart_ns(aligned) > TOGETHER_NS {
         return None;
     }
     let before: Vec<&Gone> = others
@@ -310,11 +331,11 @@ fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
 fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     // A process that lived on after the first failure did not cause it: launchers terminate such ranks once one has
     // failed.
+    let slack_ns = match on_one_host(aligned) {
+        true => NOTICED_NS,
+        false => apart_ns(aligned),
+    };
     let causes = |process: &&Gone| {
-        let slack_ns = match on_one_host(aligned) {
-            true => NOTICED_NS,
-            false => apart_ns(aligned),
-        };
         let is_before = process.at_ns <= harm_ns.saturating_add(slack_ns);
         is_before && by_itself(aligned, process)
     };
@@ -355,7 +376,7 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     };
     let unaware = gone.iter().filter(|process| {
         let is_open = !process.in_order && process.exit.is_none() && !is_lost(process);
-        is_open && !named.contains(&process.rank) && by_itself(aligned, process)
+        is_open && !named.contains(&process.rank) && causes(process)
     });
     let unaware: Vec<&Gone> = unaware.filter(near).collect();
     match possible.len() {
@@ -365,8 +386,8 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
             Order::OneOf(ranks_of(&possible))
         }
         1 => Order::First(ranks),
-        // While others live, each that they lost may be a cause.
-        _ if possible.iter().all(is_lost) && !none_is_left(aligned, gone) => Order::First(ranks),
+        // The others lost each of them.
+        _ if possible.iter().all(is_lost) => Order::First(ranks),
         // A host that is lost lets no process note its exit.
         _ if are_whole_hosts(aligned, &possible)
             && possible.iter().all(|process| process.exit.is_none()) =>
@@ -378,29 +399,57 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     }
 }
 
-/// Whether a rank's process ended because an operation had reached its time-out: one that did not complete lasted for
-/// [`BEFORE_TIMEOUT`] of it at least, until it failed or, if the record notes no failures, until the process ended at
-/// `ended_ns`, common time.
+/// Whether a process ended because an operation had reached its time-out: one that failed had lasted for
+/// [`BEFORE_TIMEOUT`] of it at least, or one was unfinished when the process ended, after its deadline.
 ///
 /// Not every recorder notes that an operation has failed, and the watchdog of NCCL's backend aborts the process while
-/// the operation is still unfinished.
-pub(super) fn timed_out(aligned: &Aligned<'_>, rank: Rank, ended_ns: i64) -> bool {
-    aligned.records_of(rank).any(|record| {
-        let mut ops = aligned.records[record].ops.iter();
-        ops.any(|op| {
-            let created_ns = aligned.created_ns(record, op);
-            let lasted_ms = match op.state {
-                EntryState::Failed if is_history(aligned, record, op) => None,
-                EntryState::Failed => op.wait_ms().map(f64::from),
-                EntryState::Completed => None,
-                _ if op.retired => None,
-                _ => Some(ended_ns.saturating_sub(created_ns) as f64 / 1e6),
+/// the operation is still unfinished. An operation that the program left behind says nothing: the rank completed
+/// others that it had issued after the deadline. Neither does any if the launcher notes that the process was killed.
+pub(super) fn timed_out(aligned: &Aligned<'_>, process: &Gone) -> bool {
+    if was_killed(process) {
+        return false;
+    }
+    let ms = |ns: i64| ns as f64 / 1e6;
+    aligned.records_of(process.rank).any(|record| {
+        let ops = &aligned.records[record].ops;
+        let completed = ops.iter().filter(|op| op.completed());
+        let newest_ns = completed.map(|op| op.created_ns).max();
+        ops.iter().any(|op| {
+            let Some(limit_ms) = aligned.limit_ms(record, op) else {
+                return false;
             };
-            let limit_ms = aligned.limit_ms(record, op);
-            lasted_ms
-                .zip(limit_ms)
-                .is_some_and(|(lasted, limit)| lasted >= limit * BEFORE_TIMEOUT)
+            match op.state {
+                EntryState::Failed if is_history(aligned, record, op) => false,
+                EntryState::Failed => op
+                    .wait_ms()
+                    .is_some_and(|lasted| f64::from(lasted) >= limit_ms * BEFORE_TIMEOUT),
+                EntryState::Completed => false,
+                _ if op.retired => false,
+                _ => {
+                    let created_ns = aligned.created_ns(record, op);
+                    // The last sign of life may be a little older than the end.
+                    let lasted_ns = process
+                        .at_ns
+                        .saturating_sub(created_ns)
+                        .saturating_add(TOGETHER_NS);
+                    let was_left = newest_ns
+                        .is_some_and(|newest| ms(newest.saturating_sub(op.created_ns)) > limit_ms);
+                    ms(lasted_ns) >= limit_ms && !was_left
+                }
+            }
         })
+    })
+}
+
+/// Whether the launcher notes a signal that it did not send, or that the kernel killed the process since memory ran
+/// out. A process that gives up aborts itself.
+fn was_killed(process: &Gone) -> bool {
+    let exit = process
+        .exit
+        .filter(|_| process.is_launched && !process.was_signalled);
+    exit.is_some_and(|exit| {
+        let by_signal = exit.signal.is_some_and(|signal| signal != SIGABRT);
+        by_signal || exit.out_of_memory == Some(true)
     })
 }
 

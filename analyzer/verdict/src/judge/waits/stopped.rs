@@ -4,6 +4,7 @@
 //! device, as it did on those of the peers.
 
 use crate::align::Aligned;
+use crate::align::UnknownReason::{HistoryLost, Outdated};
 use crate::judge::waits::wait_graph::{Missing, Node, Place, WaitGraph};
 
 /// For each node: whether the process of the rank is stopped by a signal or a debugger.
@@ -42,7 +43,7 @@ impl WaitGraph {
             let mut reasons = missing.iter().map(|&(_, why)| why);
             !is_collective(place)
                 && !missing.is_empty()
-                && reasons.all(|why| matches!(why, Missing::Unknown(_)))
+                && reasons.all(|why| matches!(why, Missing::Unknown(HistoryLost | Outdated)))
         };
         let waits = waits.into_iter();
         let waits = waits.filter(|&(_, place)| is_left(place) || is_unknown(place));

@@ -218,15 +218,20 @@ fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     draft.confidence = 0.5;
 }
 
-/// Makes the ranks of which one ended first alternatives, if there are several: they ended at about the same time, and
-/// none of them lost a peer. Of several culprits, none is blamed then.
+/// Makes the ranks of which one ended first alternatives, if there are several and the culprits are among them. Of
+/// several culprits, none is blamed then.
 fn leave_order_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let possible = ctx.life.end.as_ref().map_or(&[][..], End::possible);
-    if possible.len() < 2 {
+    let is_possible = |rank: &Rank| possible.contains(rank);
+    if possible.len() < 2
+        || !draft.alternatives.is_empty()
+        || !draft.culprits.iter().all(is_possible)
+    {
         return;
     }
     draft.doubts.push(format!(
-        "{} ended at about the same time: one signal may have ended them all, or a launcher some because of another",
+        "the records do not show which of {} ended first: one signal may have ended them all, or a launcher some \
+         because of another",
         format_ranks(possible)
     ));
     draft.alternatives = possible.iter().take(16).map(|&rank| vec![rank]).collect();

@@ -136,7 +136,9 @@ fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Optio
         }
         let Some((after, wait, ranks)) = next else {
             // A rank that was absent elsewhere because it waits where the first gave up: that is a cycle.
-            let is_back = |rank: &Rank| wait_inside(ctx, *rank, &witness).is_some();
+            let is_back = |rank: &Rank| {
+                *rank == rank_of(ctx, &witness) || wait_inside(ctx, *rank, &witness).is_some()
+            };
             let is_cycle = within.is_some() && culprits.iter().any(is_back);
             return (!is_cycle).then_some(Cause::Found(witness, within, culprits));
         };
@@ -255,11 +257,13 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
     let each = culprits.iter().map(|&rank| vec![rank]).take(16).collect();
     let several = culprits.len() > 1;
     let mut draft = not_arrived(ctx, culprits, sentence, witness);
-    if several && !waited.is_empty() {
+    if !waited.is_empty() {
         draft.confidence = 0.5;
-        draft.alternatives = each;
+        if several {
+            draft.alternatives = each;
+        }
         draft.doubts.push(format!(
-            "{} waited in another operation then, and the records do not show for whom",
+            "{} had another unfinished operation then, and the records do not show for whom it waited",
             format_ranks(&waited)
         ));
     }
@@ -269,24 +273,44 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
 /// A rank that ends an operation later than this after its deadline had no processor in that time, ns. The search for
 /// the reason that another rank may have given takes up to two seconds.
 const OVERRUN_NS: i64 = 2_500_000_000;
+/// A process that runs may be inside an operation for this time after its deadline, ns: its watchdog gives a call that
+/// waits five seconds to return, and then asks the other ranks.
+const LONGEST_END_NS: i64 = 10_000_000_000;
 
 /// How much longer than its time-out a rank was in an operation, ns; `None` if it ended soon after its deadline, or has
-/// none. An operation that has not ended counts if the rank's process is there: it may have gone on just now.
-fn overran_ns(ctx: &Context<'_>, wait: &Wait<'_>) -> Option<i64> {
+/// none. An operation that has not ended counts if the rank's process is there, since it may have gone on just now,
+/// unless it noted that the operation failed: then its watchdog had the processor. `all_came`: all other members had
+/// arrived, so that the rank waited for none of them.
+fn overran_ns(ctx: &Context<'_>, wait: &Wait<'_>, all_came: bool) -> Option<i64> {
     let (record, op) = (&ctx.aligned.records[wait.record], wait.op);
+    let is_noted = || {
+        let mut failed = record
+            .failures
+            .iter()
+            .filter_map(|it| it.operation.as_ref());
+        failed.any(|failed| {
+            let operation = record.operation(failed.record_id);
+            operation.is_some_and(|noted| std::ptr::eq(noted, op))
+        })
+    };
     let limit_ms = ctx.aligned.shared.calls.get(op.call).timeout_ms;
     let limit_ns = (limit_ms as i64).saturating_mul(1_000_000);
     let ended_ns = match op.state {
         EntryState::Failed => op.failed_ns(),
         EntryState::Completed => op.completed_ns(),
+        _ if is_noted() => None,
         _ => {
             let is_there = record.lives() || record.stop().is_some();
             is_there.then_some(record.identity.dump_time_ns)
         }
     };
+    let least_ns = match op.has_ended() || record.stop().is_some() || all_came {
+        true => OVERRUN_NS,
+        false => LONGEST_END_NS,
+    };
     let took_ns = ended_ns?.saturating_sub(op.created_ns);
     let over_ns = took_ns.saturating_sub(limit_ns);
-    (limit_ns > 0 && over_ns >= OVERRUN_NS).then_some(over_ns)
+    (limit_ns > 0 && over_ns >= least_ns).then_some(over_ns)
 }
 
 /// The finding on ranks that a time-out names and that had arrived in the operation: E151 if they ended it long after
@@ -301,12 +325,16 @@ fn all_inside(
 ) -> FindingDraft {
     let named = format_ranks(&culprits);
     let members = &ctx.aligned.groups[inside[0].group].ranks;
-    let others_overran = members
+    let others = members.iter().filter(|rank| !culprits.contains(rank));
+    let others: Vec<Option<Wait<'_>>> = others
+        .map(|&rank| wait_inside(ctx, rank, witness))
+        .collect();
+    let all_came = others.iter().all(Option::is_some);
+    let others_overran = others
         .iter()
-        .filter(|rank| !culprits.contains(rank))
-        .filter_map(|&rank| wait_inside(ctx, rank, witness))
-        .any(|wait| overran_ns(ctx, &wait).is_some());
-    let overran = inside.iter().map(|wait| overran_ns(ctx, wait));
+        .flatten()
+        .any(|wait| overran_ns(ctx, wait, all_came).is_some());
+    let overran = inside.iter().map(|wait| overran_ns(ctx, wait, all_came));
     let overran = overran.collect::<Option<Vec<i64>>>();
     let overran = overran.filter(|_| !others_overran);
     let place = ctx.describe_op(inside[0].record, inside[0].op);
@@ -317,13 +345,19 @@ fn all_inside(
             _ => "the processes of",
         };
         let was = if culprits.len() == 1 { "was" } else { "were" };
-        let ended = match inside.iter().all(|wait| wait.op.has_ended()) {
-            true => "which ended there",
-            false => "which had not ended there",
+        let has_ended = inside.iter().all(|wait| wait.op.has_ended());
+        let is_stopped = |wait: &Wait<'_>| ctx.aligned.records[wait.record].stop().is_some();
+        let (how, ended) = match has_ended {
+            true => ("stopped or without processor time", "which ended there"),
+            false if inside.iter().all(is_stopped) => ("stopped", "which had not ended there"),
+            false => (
+                "stopped, without processor time or stuck in a call",
+                "which had not ended there",
+            ),
         };
         let sentence = format!(
-            "{whose} {named} {was} stopped or without processor time inside {place}, {ended} {} after its \
-             time-out; {waiting} waited for {named} and gave up at {when}",
+            "{whose} {named} {was} {how} inside {place}, {ended} {} after its time-out; {waiting} waited for \
+             {named} and gave up at {when}",
             format_time(over_ns as f64 / 1e6),
         );
         let mut draft = not_arrived(ctx, culprits, sentence, witness);

@@ -121,11 +121,11 @@ impl<'a> Links<'a> {
         let first_silence = silent.map(End::last_sign_ns).min();
         // On a working link, the last sign of life may be one and a half intervals old.
         let idle_ns = |end: &End<'_>| i64::from(end.link.interval_ms).saturating_mul(1_500_000);
-        // Ranks that have failed end their connections: an error of a connection that was heard for long after another
-        // one had fallen silent is a consequence.
+        // Ranks that have failed reset their connections: a reset of a connection that worked for long after another one
+        // had fallen silent is a consequence.
         let follows = |end: &End<'_>| {
             let first = first_silence.unwrap_or(i64::MAX);
-            end.last_sign_ns() > first.saturating_add(idle_ns(end))
+            end.link.errno == RESET && end.last_sign_ns() > first.saturating_add(idle_ns(end))
         };
         let mut bad: BTreeMap<Pair, i64> = BTreeMap::new();
         for (&(from, to), end) in &ends {
@@ -161,7 +161,8 @@ impl<'a> Links<'a> {
         Self { ends, bad, good }
     }
 
-    /// Links that the system of the first rank's host aborted, each with when the rank noticed it, common time, ns.
+    /// Links that the system of the first rank's host aborted, each with the last time at which the rank knew of it,
+    /// common time, ns.
     /// Other links that broke are consequences: ranks that fail close their links.
     fn aborted(&self) -> BTreeMap<(Rank, Rank), i64> {
         let ends = self.ends.iter();
@@ -241,6 +242,8 @@ enum Direction {
 
 /// ECONNABORTED: the host's own system ended the connection. An end by the other host has another number.
 const ABORTED: u32 = 103;
+/// ECONNRESET: the process at the other end ended the connection, or its system did.
+const RESET: u32 = 104;
 
 /// Whether this error number is that of a fault of the network, or of a connection that was reset.
 fn is_network_error(errno: u32) -> bool {

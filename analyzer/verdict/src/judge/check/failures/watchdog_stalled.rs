@@ -12,6 +12,8 @@ use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 use crate::report::format::format_time;
+use rcomm_recorder::model::Rank;
+use std::collections::HashSet;
 
 pub(crate) struct WatchdogStalled;
 
@@ -28,13 +30,11 @@ impl Check for WatchdogStalled {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = so_far.iter().any(|draft| draft.is_root);
-        let is_frozen = |rank| {
-            let mut frozen = so_far.iter().filter(|draft| draft.code == Code::E151);
-            frozen.any(|draft| draft.culprits.contains(&rank))
-        };
+        let frozen = so_far.iter().filter(|draft| draft.code == Code::E151);
+        let frozen: HashSet<Rank> = frozen.flat_map(|draft| &draft.culprits).copied().collect();
         let records = ctx.aligned.records.iter().enumerate();
         records
-            .filter(|(_, record)| !is_frozen(record.rank))
+            .filter(|(_, record)| record.stop().is_none() || !frozen.contains(&record.rank))
             .filter_map(|(index, record)| {
                 let silent = silence(record)?;
                 let mut draft = draft(ctx, index, record, silent);

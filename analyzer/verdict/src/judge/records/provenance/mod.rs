@@ -79,6 +79,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     #[derive(Default)]
     struct Job {
         records: usize,
+        members: BTreeSet<Rank>,
         ranks: u32,
         left_ns: i64,
         newest_ns: i64,
@@ -91,6 +92,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     {
         let job = jobs.entry(record.identity.job.clone()).or_default();
         job.records += 1;
+        job.members.insert(record.rank);
         job.ranks = job.ranks.max(record.identity.world_size.unwrap_or(0));
         let left_ns = own_written_ns(record).unwrap_or(record.latest_ns());
         job.left_ns = job.left_ns.max(left_ns);
@@ -101,7 +103,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     let rank = |job: &Job| {
         let is_left_last = last_ns.saturating_sub(job.left_ns) < ONE_LOOK_NS;
         // A rank that has died leaves no dump, so the job that hangs may have fewer.
-        let is_whole = job.ranks > 0 && job.records * 2 > job.ranks as usize;
+        let is_whole = job.ranks > 0 && job.members.len() * 2 > job.ranks as usize;
         (
             job.lives,
             is_left_last && is_whole,

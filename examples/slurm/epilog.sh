@@ -5,28 +5,34 @@
 #   Epilog=/etc/slurm/rcomm-epilog.sh            # in slurm.conf
 #
 # Rings are found by the name that rcomm-prolog.sh gives the job, or by one that ends with the job's number after another
-# character than a digit, as in train-812.
+# character than a digit or a dot, as in train-812: 811.812 is step 812 of another job.
 set -uo pipefail
 
 keep=${RCOMM_KEEP:-/shared/rcomm}
 rings=/dev/shm/rcomm-$SLURM_JOB_UID
+
+# The folders are the user's, and may hold links to files that only root can read, or lie on a disk that does not respond.
+group=${SLURM_JOB_GID:-$(id -g "$SLURM_JOB_UID")}
+as_user() { setpriv --reuid "$SLURM_JOB_UID" --regid "$group" --clear-groups timeout 60 "$@"; }
+
 folders=() paths=()
 for folder in /tmp/rcomm-dumps-"$SLURM_JOB_UID"/"$SLURM_JOB_ID".* \
-    "$rings/$SLURM_JOB_ID".* "$rings"/*[!0-9]"$SLURM_JOB_ID"; do
-    [ -d "$folder" ] || continue
+    "$rings/$SLURM_JOB_ID".* "$rings"/*[!0-9.]"$SLURM_JOB_ID"; do
+    [ ! -L "$folder" ] && [ -d "$folder" ] || continue
     folders+=("$folder")
-    [ -z "$(find "$folder/" -type f -print -quit)" ] || paths+=("$folder")
+    [ -z "$(as_user find "$folder" -type f -print -quit)" ] || paths+=("$folder")
 done
 [ ${#folders[@]} -gt 0 ] || exit 0
 
-# The folders are the user's, and may hold links to files that only root can read.
-group=${SLURM_JOB_GID:-$(id -g "$SLURM_JOB_UID")}
-as_user() { setpriv --reuid "$SLURM_JOB_UID" --regid "$group" --clear-groups "$@"; }
-
-# Slurm drains a node whose epilog fails, so this one has a time limit and always exits with 0.
+# Slurm drains a node whose epilog fails, so each step has a time limit, and the exit code is always 0.
 if [ ${#paths[@]} -gt 0 ]; then
-    mkdir -p "$keep/$SLURM_JOB_ID" && chown "$SLURM_JOB_UID" "$keep/$SLURM_JOB_ID"
-    as_user timeout 60 rcomm-fr collect -o "$keep/$SLURM_JOB_ID/$SLURMD_NODENAME.rcap" "${paths[@]}" || true
+    archive=$keep/$SLURM_JOB_ID/$SLURMD_NODENAME.rcap
+    mkdir -p "${archive%/*}" && chown "$SLURM_JOB_UID" "${archive%/*}"
+    as_user rcomm-fr collect -o "$archive" "${paths[@]}" || true
+    if ! as_user test -s "$archive"; then
+        echo "rcomm: no archive of job $SLURM_JOB_ID in $archive: its records stay in ${paths[*]}" >&2
+        exit 0
+    fi
 fi
 as_user rm -rf "${folders[@]}"
 exit 0

@@ -21,8 +21,8 @@ const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::PremulSum,
 ];
 
-/// `torch.distributed.ReduceOp`.
-static REDUCE_OP: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+/// `torch.distributed.ReduceOp`; `None` if its hash is not its number.
+static REDUCE_OP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
 
 /// The options of an operation.
 pub(crate) struct Options {
@@ -137,12 +137,23 @@ fn code_of(op: &Bound<'_, PyAny>) -> PyResult<isize> {
     let py = op.py();
     let reduce_op = REDUCE_OP.get_or_try_init(py, || {
         let c10d = py.import(intern!(py, "torch._C._distributed_c10d"))?;
-        Ok::<_, PyErr>(c10d.getattr(intern!(py, "ReduceOp"))?.unbind())
+        let class = c10d.getattr(intern!(py, "ReduceOp"))?;
+        let largest = class.call1((class.getattr(intern!(py, "MAX"))?,))?;
+        let is_hash = largest.hash()? == code_in(&largest)?;
+        Ok::<_, PyErr>(is_hash.then(|| class.unbind()))
     })?;
-    if op.get_type().is(reduce_op.bind(py)) {
-        // PyTorch's hash of a `ReduceOp` is its number. To read `op` takes three times as long.
-        return op.hash();
+    // The hash of a `ReduceOp` is its number, in the versions of PyTorch that were tried. To read `op` takes three times
+    // as long.
+    let is_hash = |class: &Py<PyAny>| op.get_type().is(class.bind(py));
+    match reduce_op.as_ref().is_some_and(is_hash) {
+        true => op.hash(),
+        false => code_in(op),
     }
+}
+
+/// The number that a `ReduceOp` holds, or a `ReduceOp.RedOpType` is.
+fn code_in(op: &Bound<'_, PyAny>) -> PyResult<isize> {
+    let py = op.py();
     let inner = op.getattr_opt(intern!(py, "op"))?;
     let kind = inner.as_ref().unwrap_or(op);
     match kind.extract() {

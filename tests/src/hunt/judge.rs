@@ -114,7 +114,10 @@ impl Truth {
         let verdict = report.verdict;
         let wrong = |why: &str| (Grade::Wrong, format!("{verdict:?}, but {why}"));
         let doubt = |why: &str| (Grade::Doubt, format!("{verdict:?}, {why}"));
-        let claims = matches!(verdict, Verdict::Stuck | Verdict::Crashed);
+        let claims = matches!(
+            verdict,
+            Verdict::Stuck | Verdict::Mismatch | Verdict::Crashed
+        );
         if verdict == Verdict::Ended && !self.ended_well {
             return wrong("not all ranks ended in order");
         }

@@ -76,6 +76,11 @@ const CRASHED: Expected = expected(&[Verdict::Crashed], &[Code::E150]);
 /// A rank whose process has ended, also while other ranks still run and wait for it.
 const GONE: Expected = expected(&[Verdict::Stuck, Verdict::Crashed], &[Code::E150]);
 const STOPPED: Expected = expected(&[Verdict::Stuck], &[Code::E151]);
+/// All ranks are stopped for a moment before they are killed.
+const ALL_STOPPED: Expected = Expected {
+    ranks: &[0, 1, 2, 3],
+    ..STOPPED
+};
 const SLOW: Expected = expected(&[Verdict::Slow], &[Code::W220]);
 const ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101]);
 /// A rank that is or was stopped: recognized as absent (E101), or by the state of its process (E151).
@@ -198,7 +203,7 @@ pub const ROWS: &[Row] = &[
         "all ranks are killed within a second, before any notices the end of another",
         CulpritAct::Forever,
         Intervention::KillAll,
-        (CANCELLED, &[], None),
+        (CANCELLED, &[ALL_STOPPED], None),
     ),
     row(
         "stop-inside",

@@ -4,8 +4,8 @@ use crate::page::table::Mark;
 use crate::page::theme::Tone;
 use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::{
-    Code, Finding, GroupRef, GroupState, InstanceReport, RankReport, RankState, Severity, Snapshot,
-    States,
+    Code, Finding, GroupRef, GroupState, InstanceReport, RankReport, RankState, Report, Severity,
+    Snapshot, States,
 };
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap};
@@ -56,8 +56,8 @@ pub struct Host {
 pub struct FrameIndex {
     /// One state per rank of the snapshot.
     pub states: Vec<RankState>,
-    /// Index in the report of the gravest finding that is neither muted, a note, nor the consequence of another. The
-    /// headline is about it, unless how the job ended comes first. `None` if there is none.
+    /// Index in the report of the finding that the headline is about, unless how the job ended comes first: see
+    /// [`head_of`].
     pub head: Option<usize>,
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
@@ -71,23 +71,12 @@ impl FrameIndex {
     /// Computes the index, without findings whose code is muted.
     pub fn new(snapshot: &Snapshot, muted: &BTreeSet<Code>) -> Self {
         let report = &snapshot.report;
-        let unmuted: Vec<&Finding> = report
-            .findings
-            .iter()
-            .filter(|finding| !muted.contains(&finding.code))
-            .collect();
-        let is_cause = |f: &&&Finding| f.caused_by.is_none() && f.severity != Severity::Note;
-        let head = unmuted
-            .iter()
-            .filter(is_cause)
-            .min_by_key(|finding| finding.severity)
-            .and_then(|head| report.findings.iter().position(|f| f.id == head.id));
         let shared = States::of_snapshot(snapshot, muted);
         let states = snapshot.ranks.iter().map(|view| shared.rank(view.rank));
         let mut index = Self {
             states: states.collect(),
             shared,
-            head,
+            head: head_of(report, muted),
             names: GroupNames::of(report),
             ..Self::default()
         };
@@ -155,6 +144,20 @@ impl FrameIndex {
     pub fn rank(&self, rank: Rank) -> RankState {
         self.shared.rank(rank)
     }
+}
+
+/// Index in the report of the gravest finding that is neither muted, a note, nor the consequence of another; `None` if
+/// there is none.
+pub(super) fn head_of(report: &Report, muted: &BTreeSet<Code>) -> Option<usize> {
+    let is_head = |finding: &Finding| {
+        finding.caused_by.is_none()
+            && finding.severity != Severity::Note
+            && !muted.contains(&finding.code)
+    };
+    let findings = report.findings.iter().enumerate();
+    let heads = findings.filter(|(_, finding)| is_head(finding));
+    let (at, _) = heads.min_by_key(|(_, finding)| finding.severity)?;
+    Some(at)
 }
 
 /// Age in ms, at the time of the snapshot, of the operation that a finding is about. If that age is unknown or the

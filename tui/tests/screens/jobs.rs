@@ -52,3 +52,36 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
     assert_eq!(command, Some(Command::ShowJob("other".into())));
     assert_eq!(*state.screen(), Screen::Overview);
 }
+
+#[test]
+fn a_muted_warning_puts_no_job_of_the_node_in_trouble() {
+    let shown = recorded(Situation::Healthy);
+    let over = NodeJob {
+        alive: 0,
+        ..job("over", Situation::SilentRank)
+    };
+    let jobs = [
+        job("warned", Situation::SilentRank),
+        over,
+        job(&shown.job, Situation::Healthy),
+    ];
+    let mut state = showing(shown, (100, 30));
+    update(&mut state, Event::Jobs(jobs.into()));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("2 other jobs on this node, 1 WARNING, 1 over"),
+        "{screen}"
+    );
+    let warning = "rank 21 has not answered";
+    press(&mut state, "9");
+    let screen = text::of(&state);
+    assert!(screen.contains("WARNING"), "{screen}");
+    assert!(screen.contains(warning), "{screen}");
+    press(&mut state, ":mute W150<enter>");
+    let screen = text::of(&state);
+    assert!(!screen.contains("WARNING"), "{screen}");
+    assert!(!screen.contains(warning), "{screen}");
+    press(&mut state, "1");
+    let screen = text::of(&state);
+    assert!(screen.contains("1 other job on this node  [9]"), "{screen}");
+}

@@ -6,10 +6,12 @@ use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
+use crate::state::index::head_of;
 use rcomm_analyzer::format::count;
 use rcomm_analyzer::print::human::one_line;
-use rcomm_analyzer::{NodeJob, Report};
+use rcomm_analyzer::{Code, NodeJob, Report, Severity, Verdict};
 use rcomm_recorder::model::text::age;
+use std::collections::BTreeSet;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let rows = model.jobs.iter().map(|job| {
@@ -23,11 +25,11 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 Cell::text(word).toned(tone),
                 Cell::number(format!("{}/{}", job.alive, job.ranks), job.alive as f64),
                 Cell::number(format!("{} ago", age(Some(age_ms))), age_ms),
-                Cell::text(report_on(model, job).map(sentence).unwrap_or_default()),
+                Cell::text(sentence(model, job).unwrap_or_default()),
             ],
             tone: Tone::Plain,
             target: Some(Target::Job(job.name.as_str().into())),
-            problem: job.urgency() < 2,
+            problem: trouble(model, job).is_some(),
         }
     });
     let table = Table {
@@ -56,7 +58,7 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
         return None;
     };
     let job = model.jobs.iter().find(|job| *job.name == **name)?;
-    let line = vec![plain(sentence(report_on(model, job)?))];
+    let line = vec![plain(sentence(model, job)?)];
     let hint = match *job.name == *model.snapshot.job {
         true => "on display",
         false => "[enter] shows it",
@@ -67,13 +69,39 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
     })
 }
 
-/// The first line of a report without the verdict, which has a separate column.
-fn sentence(report: &Report) -> String {
-    let line = one_line(report);
-    match line.split_once("  ") {
+/// The first line of the report on a job without the verdict, which has a separate column, and without muted findings.
+/// `None` if the job has not been judged.
+fn sentence(model: &ViewModel<'_>, job: &NodeJob) -> Option<String> {
+    let report = report_on(model, job)?;
+    let is_muted = report
+        .findings
+        .iter()
+        .any(|f| model.muted.contains(&f.code));
+    let line = match is_muted {
+        true => one_line(&unmuted(report, model.muted)),
+        false => one_line(report),
+    };
+    Some(match line.split_once("  ") {
         Some((_, sentence)) => sentence.to_owned(),
         None => line,
-    }
+    })
+}
+
+/// The report without muted findings. Without the consequences of others too, since no line is about one whose cause is
+/// muted.
+fn unmuted(report: &Report, muted: &BTreeSet<Code>) -> Report {
+    let mut report = report.clone();
+    report
+        .findings
+        .retain(|finding| finding.caused_by.is_none() && !muted.contains(&finding.code));
+    report
+}
+
+/// How grave the trouble of a job is; `None` if it is in none, or all of it is muted.
+fn trouble(model: &ViewModel<'_>, job: &NodeJob) -> Option<Severity> {
+    let report = report_on(model, job)?;
+    let head = head_of(report, model.muted)?;
+    Some(report.findings[head].severity)
 }
 
 /// The report on a job: of the displayed job, that of the displayed snapshot.
@@ -88,19 +116,25 @@ fn report_on<'a>(model: &'a ViewModel<'_>, job: &'a NodeJob) -> Option<&'a Repor
 fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     match report_on(model, job) {
         // A warning is the word where no operation hangs or differs, as on the first screen.
-        Some(report) if report.word() == "warning" => ("WARNING", Tone::Late),
+        Some(report)
+            if matches!(report.verdict, Verdict::Healthy | Verdict::Running)
+                && head_of(report, model.muted).is_some() =>
+        {
+            ("WARNING", Tone::Late)
+        }
         Some(report) => verdict(report),
         None if job.alive == 0 => ("GONE", Tone::Dim),
         None => ("NOT JUDGED", Tone::Dim),
     }
 }
 
-/// A line on the other jobs that are alive or have a problem: `4 other jobs on this node, 1 STUCK, 2 over  [9]`. `None`
+/// A line on the other jobs that are alive or in trouble: `4 other jobs on this node, 1 STUCK, 2 over  [9]`. `None`
 /// if there is none.
 pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let others = model.jobs.iter();
     let others: Vec<&NodeJob> = others
-        .filter(|job| *job.name != *model.snapshot.job && job.urgency() < 3)
+        .filter(|job| *job.name != *model.snapshot.job)
+        .filter(|job| job.alive > 0 || trouble(model, job).is_some())
         .collect();
     if others.is_empty() {
         return None;
@@ -109,9 +143,10 @@ pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let mut line = vec![plain(format!("{} on this node", count(n, "other job")))];
     // A job without a process hangs no more, whatever its record shows.
     let (alive, over): (Vec<&NodeJob>, Vec<_>) = others.into_iter().partition(|job| job.alive > 0);
-    if let Some(worst) = alive.first().filter(|job| job.urgency() < 2) {
+    let in_trouble = || alive.iter().filter(|job| trouble(model, job).is_some());
+    if let Some(worst) = in_trouble().min_by_key(|job| trouble(model, job)) {
         let (name, tone) = word(model, worst);
-        let alike = alive.iter().filter(|job| word(model, job).0 == name);
+        let alike = in_trouble().filter(|job| word(model, job).0 == name);
         line.push(styled(format!(", {} {name}", alike.count()), tone));
     }
     if !over.is_empty() {

@@ -20,9 +20,13 @@ export function wordOf(report) {
   return hasFailed(report) ? "failed" : report.verdict;
 }
 
-/** Says how many operations are pending while none of them is overdue, as rcomm-top does. @param {number} count */
-const pending = (count) => count === 0 ? "no operation in flight, nothing overdue"
-  : `${count.toLocaleString("en")} ${count === 1 ? "operation" : "operations"} in flight, none overdue`;
+/** Says how many operations are pending while none of them is overdue, as rcomm-top does. @param {object} report */
+function pending({ in_flight, ranks }) {
+  const count = in_flight.filter((instance) => instance.state !== "failed").length;
+  if (count > 0) return `${count.toLocaleString("en")} ${count === 1 ? "operation" : "operations"} in flight, none overdue`;
+  // The list of operations may leave out some that a rank still has.
+  return ranks.some((row) => row.pending > 0) ? "nothing is overdue" : "no operation in flight, nothing overdue";
+}
 
 /** Says that the job may have more ranks than are known; empty if their number is known. @param {object} report */
 export const unknownSize = ({ input }) => (input.may_have_more ? "no record states how many ranks the job has" : "");
@@ -44,7 +48,7 @@ export function sentence(report) {
   const silence = report.problems.find((problem) => problem.code === "N305");
   const calm = {
     healthy: `nothing recorded is pending or wrong${read}`,
-    running: `${pending(report.in_flight.filter((i) => i.state !== "failed").length)}${read}`,
+    running: `${pending(report)}${read}`,
     inconclusive: `${silence?.sentence ?? "the records do not decide"}${read}`,
   };
   return calm[report.verdict] ?? report.verdict;

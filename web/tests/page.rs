@@ -163,11 +163,12 @@ fn the_page_writes_the_verdict_as_the_reports_do() {
          word('stuck', [{ ...gone, code: 'E101' }], row(0, 0, 'it timed out'), row(1, 0));
          word('healthy', [{ severity: 'warning' }]);
          word('running', [{ severity: 'note' }]);
-         const calm = (verdict, read, ...states) => console.log(sentence({ verdict, findings: [], problems: [],
+         const calm = (verdict, read, ranks, ...states) => console.log(sentence({ verdict, findings: [], problems: [], ranks,
            in_flight: states.map((state) => ({ state })), input: { ranks_read: read, ranks_expected: 4 } }));
-         calm('running', 4, 'running', 'failed');
-         calm('running', 3);
-         calm('healthy', 4);",
+         calm('running', 4, [row(0, 1)], 'running', 'failed');
+         calm('running', 3, [row(0, 0)]);
+         calm('running', 4, [row(0, 0), row(1, 1)]);
+         calm('healthy', 4, []);",
     );
     let expected = [
         "failed",
@@ -178,6 +179,7 @@ fn the_page_writes_the_verdict_as_the_reports_do() {
         "running",
         "1 operation in flight, none overdue",
         "no operation in flight, nothing overdue; 3 of 4 ranks read",
+        "nothing is overdue",
         "nothing recorded is pending or wrong",
     ];
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);

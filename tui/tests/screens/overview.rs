@@ -99,6 +99,23 @@ fn pending_operations_are_in_flight_at_once_and_no_rank_is_accused() {
     );
 }
 
+#[test]
+fn a_job_is_not_said_to_have_no_operation_if_the_list_leaves_some_out() {
+    let simulation = simulation(Situation::StuckRank);
+    let mut snapshot = judged(&simulation, simulation.fault_ns() + 1_000_000_000);
+    let mut report = Report::clone(&snapshot.report);
+    report.in_flight.clear();
+    snapshot.report = Arc::new(report.clone());
+    let screen = text::of(&showing(snapshot.clone(), (120, 40)));
+    assert!(screen.contains("RUNNING nothing is overdue"), "{screen}");
+    for rank in &mut report.ranks {
+        rank.pending = 0;
+    }
+    snapshot.report = Arc::new(report);
+    let screen = text::of(&showing(snapshot, (120, 40)));
+    assert!(screen.contains("no operation in flight"), "{screen}");
+}
+
 /// The screen after as many seconds as there are numbers, in each of which every rank made this many steps.
 fn after_steps(
     situation: Situation,

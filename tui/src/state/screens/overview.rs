@@ -326,6 +326,10 @@ fn headline(model: &ViewModel<'_>) -> Line {
             let mut sentence = match report.verdict {
                 Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
                 Verdict::Running => match report.pending().count() {
+                    // The list of operations may leave out some that a rank still has.
+                    0 if report.ranks.iter().any(|rank| rank.pending > 0) => {
+                        "nothing is overdue".to_owned()
+                    }
                     0 => "no operation in flight, nothing overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },

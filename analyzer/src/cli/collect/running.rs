@@ -12,6 +12,7 @@ use crate::cli::args::{CollectArgs, RingPlace};
 use crate::cli::failure::Failure;
 use crate::cli::progress::Wait;
 use rcomm_analyzer::Place;
+use rcomm_analyzer::format::printable;
 use rcomm_analyzer::source::{
     DumpOfProcess, HostPort, Observation, Program, RankJob, RankProcess, Seen, Source as _,
     WorkerServerSource, raise_exception_dump,
@@ -154,39 +155,51 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     Ok(asked)
 }
 
-/// The named job or, without a name, the first of [`RankJob::of_node`]. Within an allocation of Slurm, whose nodes may
-/// run other jobs as well, the jobs of the allocation come first, and none of another allocation is taken. Adds to
-/// `asked` which job that is, and which others there are.
+/// The job of this node to ask: see [`choose`]. Adds to `asked` which job that is, and which others there are.
 fn job_to_ask(name: Option<&str>, asked: &mut Asked) -> Option<RankJob> {
-    let mut jobs = RankJob::of_node();
-    let mut others = Vec::new();
-    match (name, std::env::var("SLURM_JOB_ID")) {
-        (Some(name), _) => jobs.retain(|job| job.processes[0].is_of(name)),
-        (None, Ok(allocation)) => {
-            let is_own = |job: &RankJob| {
-                let stated = job.processes[0].variables.get("SLURM_JOB_ID");
-                stated.map(|stated| *stated == allocation)
-            };
-            others.extend(jobs.extract_if(.., |job| is_own(job) == Some(false)));
-            jobs.sort_by_key(|job| is_own(job).is_none());
-        }
-        (None, Err(_)) => {}
-    }
-    let taken = (!jobs.is_empty()).then(|| jobs.remove(0));
-    jobs.extend(others);
+    let allocation = std::env::var("SLURM_JOB_ID").ok();
+    let (taken, others) = choose(RankJob::of_node(), name, allocation.as_deref());
     if let Some(taken) = &taken {
-        let job = taken.name().unwrap_or("without a name");
+        let job = printable(taken.name().unwrap_or("without a name"));
         asked.job.push(format!("job {job}: {}", taken.describe()));
         if name.is_none() && taken.program != Program::PyTorch {
             let line = "no rank on this node has loaded PyTorch, as far as this user can see";
             asked.job.push(line.to_owned());
         }
     }
-    let others = RankJob::lines(&jobs).into_iter();
+    let others = RankJob::lines(&others).into_iter();
     asked
         .job
         .extend(others.map(|line| format!("not asked: {line}")));
     taken
+}
+
+/// The named job or, without a name, the first of these jobs; and the others, of that name if one is given. Within an
+/// allocation of Slurm, whose nodes may run other jobs as well, the jobs of the allocation come first, and none of
+/// another allocation is taken.
+fn choose(
+    mut jobs: Vec<RankJob>,
+    name: Option<&str>,
+    allocation: Option<&str>,
+) -> (Option<RankJob>, Vec<RankJob>) {
+    let mut others = Vec::new();
+    // A variable that is set to nothing names no allocation.
+    match (name, allocation.filter(|id| !id.is_empty())) {
+        (Some(name), _) => jobs.retain(|job| job.processes[0].is_of(name)),
+        (None, Some(allocation)) => {
+            let is_own = |job: &RankJob| {
+                let stated = job.processes[0].variables.get("SLURM_JOB_ID");
+                let stated = stated.filter(|id| !id.is_empty());
+                stated.map(|stated| *stated == allocation)
+            };
+            others.extend(jobs.extract_if(.., |job| is_own(job) == Some(false)));
+            jobs.sort_by_key(|job| is_own(job).is_none());
+        }
+        (None, None) => {}
+    }
+    let taken = (!jobs.is_empty()).then(|| jobs.remove(0));
+    jobs.extend(others);
+    (taken, jobs)
 }
 
 /// Where the rings of this job are: in the folder that the user names, else where its processes have them mapped, else
@@ -409,4 +422,59 @@ impl Gathered<'_> {
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::launch::Launched;
+
+    /// A job of one rank, whose process does not exist. `allocation` is its `SLURM_JOB_ID`.
+    fn job(name: &str, allocation: Option<&str>) -> RankJob {
+        let variable = allocation.map(|id| ("SLURM_JOB_ID".to_owned(), id.to_owned()));
+        let process = RankProcess {
+            pid: u32::MAX,
+            launched: Launched {
+                rank: 0,
+                world_size: 1,
+                job: Some(name.to_owned()),
+                attempt: 0,
+            },
+            variables: variable.into_iter().collect(),
+        };
+        RankJob::group(vec![process]).remove(0)
+    }
+
+    /// The names of the chosen job, empty if there is none, and of the others.
+    fn chosen(jobs: &[RankJob], name: Option<&str>, allocation: Option<&str>) -> Vec<String> {
+        let (taken, others) = choose(jobs.to_vec(), name, allocation);
+        let name_of = |job: &RankJob| job.name().unwrap_or_default().to_owned();
+        let taken = taken.as_ref().map_or_else(String::new, name_of);
+        std::iter::once(taken)
+            .chain(others.iter().map(name_of))
+            .collect()
+    }
+
+    #[test]
+    fn a_job_of_another_allocation_is_chosen_by_its_name_only() {
+        let jobs = [job("first", Some("1")), job("second", Some("2"))];
+        assert_eq!(chosen(&jobs, None, Some("2")), ["second", "first"]);
+        assert_eq!(chosen(&jobs, None, Some("3")), ["", "first", "second"]);
+        assert_eq!(chosen(&jobs, Some("first"), Some("3")), ["first"]);
+        assert_eq!(chosen(&jobs, None, None), ["first", "second"]);
+    }
+
+    #[test]
+    fn an_empty_variable_names_no_allocation() {
+        let jobs = [
+            job("without", None),
+            job("empty", Some("")),
+            job("own", Some("2")),
+        ];
+        let as_listed = ["without", "empty", "own"];
+        assert_eq!(chosen(&jobs, None, Some("")), as_listed);
+        assert_eq!(chosen(&jobs, None, Some("2")), ["own", "without", "empty"]);
+        // Only the job that names another allocation is foreign.
+        assert_eq!(chosen(&jobs, None, Some("3")), as_listed);
+    }
 }

@@ -154,15 +154,6 @@ fn within_an_allocation_of_slurm_no_job_of_another_is_asked() {
         of_second.starts_with(&format!("job {second}: ")),
         "{of_second}"
     );
-    // A job of this node without an allocation may be one of those that other tests start.
-    let of_none = ask(&name("third"));
-    for foreign in [&first, &second] {
-        assert!(!of_none.contains(&format!("job {foreign}: ")), "{of_none}");
-        assert!(
-            of_none.contains(&format!("not asked: --job {foreign} ")),
-            "{of_none}"
-        );
-    }
 }
 
 /// The variable with the folder of the child's ring.

@@ -4,7 +4,7 @@ use crate::cli::args::{RemoveStaleArgs, RingPlace, RingsAction, RingsArgs, ShowA
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use anstream::ColorChoice;
-use rcomm_analyzer::format::{bytes, count, duration_ms, grouped};
+use rcomm_analyzer::format::{bytes, count, duration_ms, grouped, printable};
 use rcomm_analyzer::print::human::{self, Detail, Layout};
 use rcomm_analyzer::source::ring_directory;
 use rcomm_recorder::publish::{
@@ -67,15 +67,18 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
         if rings.is_empty() {
             let of_job = place.job.as_ref().map(|job| format!(" of job {job}"));
             let of_job = of_job.unwrap_or_default();
-            return writeln!(out, "no rings{of_job} in {}", directory(place).display());
+            let directory = directory(place);
+            let text = format!("no rings{of_job} in {}", directory.display());
+            return writeln!(out, "{}", printable(&text));
         }
         for ((job, folder), rows) in rows {
-            writeln!(
-                out,
+            // Whoever wrote the rings named the job and its folder.
+            let head = format!(
                 "job {job}: {} in {}",
                 count(rows.len() as u64, "ring"),
                 folder.display()
-            )?;
+            );
+            writeln!(out, "{}", printable(&head))?;
             human::write_table(
                 "",
                 &[
@@ -95,7 +98,7 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
             )?;
         }
         for error in &unreadable {
-            writeln!(out, "  unreadable: {error}")?;
+            writeln!(out, "  unreadable: {}", printable(error))?;
         }
         Ok(())
     })?;
@@ -145,7 +148,7 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
         writeln!(
             out,
             "{}: {} issued, {}, its process {process}",
-            path.display(),
+            printable(&path.display().to_string()),
             count(ring.records(), "operation"),
             bytes(ring.size_bytes() as u64),
         )?;
@@ -201,7 +204,7 @@ fn remove_stale(args: &RemoveStaleArgs, color: ColorChoice) -> Result<ExitCode, 
     };
     output::write_to(None, color, |out| {
         for path in &removed {
-            writeln!(out, "{verb} {}", path.display())?;
+            writeln!(out, "{verb} {}", printable(&path.display().to_string()))?;
         }
         writeln!(out, "{verb} {}", count(removed.len() as u64, "ring"))
     })?;

@@ -6,6 +6,7 @@ use rcomm_analyzer::source::{RankJob, RankProcess, dump_beginnings};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use textwrap::{WordSeparator, WordSplitter};
 
 /// At most this many jobs are listed.
 const MOST_LISTED: usize = 9;
@@ -135,7 +136,10 @@ fn list(jobs: &[RankJob], text: &mut String) {
     let page = textwrap::Options::new(page_width())
         .initial_indent("  ")
         .subsequent_indent("      ")
-        .break_words(false);
+        // Paths and options are copied by users, so they are never broken.
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation)
+        .word_separator(WordSeparator::AsciiSpace);
     for line in RankJob::lines(jobs).iter().take(MOST_LISTED) {
         let _ = writeln!(text, "{}", textwrap::fill(line, &page));
     }

@@ -13,9 +13,10 @@ use rcomm_analyzer::{GroupRef, RankView};
 use rcomm_recorder::model::text::{age, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// Maximum number of listed operations of each dump.
+/// Maximum number of listed operations.
 const MAX_LISTED: usize = 64;
 
 pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
@@ -186,19 +187,15 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     })
 }
 
-/// The newest operations. If no backend measured how long the completed ones ran, the time from the issue to the end is
-/// shown.
+/// The newest operations, newest first. If no backend measured how long the completed ones ran, the time from the issue
+/// to the end is shown.
 pub(super) fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
-    let newest = || {
-        view.dumps.iter().flat_map(|dump| {
-            let entries = dump.entries.iter().rev().take(MAX_LISTED);
-            entries.map(move |entry| (dump, entry))
-        })
-    };
+    let newest = newest_entries(view);
     // A backend that does not measure may still note a time for an operation that failed.
-    let measured = newest()
+    let measured = newest
+        .iter()
         .any(|(_, entry)| entry.state == EntryState::Completed && entry.duration_ms.is_some());
-    let rows = newest().map(|(dump, entry)| {
+    let rows = newest.into_iter().map(|(dump, entry)| {
         let ms = match measured {
             true => entry.duration_ms.map(f64::from),
             false => end_of(entry).map(|end_ns| (end_ns - entry.time_created_ns) as f64 / 1e6),
@@ -219,6 +216,19 @@ pub(super) fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
         headings: Headings::Shown,
         empty: "no operation is recorded".into(),
     }
+}
+
+/// The newest operations of a rank, each with the record that holds it, newest first.
+fn newest_entries(view: &RankView) -> Vec<(&Dump, &Entry)> {
+    let newest = view.counted().flat_map(|dump| {
+        let entries = dump.entries.iter().rev().take(MAX_LISTED);
+        entries.map(move |entry| (dump.as_ref(), entry))
+    });
+    let mut newest: Vec<_> = newest.collect();
+    // A rank may have several records. Operations of one moment stay in the order of their record.
+    newest.sort_by_key(|(_, entry)| Reverse(entry.time_created_ns));
+    newest.truncate(MAX_LISTED);
+    newest
 }
 
 /// The row of one operation; `took_ms` is how long it ran or took, `None` if that is unknown or it has not ended.

@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::{moment, showing};
+use common::{judged, moment, showing};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{SimulatedSource, Source};
 use rcomm_analyzer::{Live, LiveOptions, Snapshot, analyze};
 use rcomm_recorder::model::Entry;
 use rcomm_top::state::event::Event;
+use rcomm_top::state::history::History;
 use rcomm_top::state::update;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ fn hours_of_frames_stay_within_the_budget_and_the_newest_stay_whole() {
     let simulation = simulation.with_window(WINDOW);
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
     let mut state = showing(Snapshot::empty(Default::default()), (80, 24));
-    state.history = rcomm_top::state::history::History::new(None);
+    state.history = History::new(None);
     let mut max_bytes = 0;
     // Three hours, with one read every twenty seconds.
     for look in 0..540 {
@@ -86,11 +87,11 @@ fn a_large_job_has_frames_to_go_back_to_though_few_of_them_are_whole() {
         live.observe(0, source.poll(Instant::now()), at);
         let snapshot = live.refresh(at).expect("everything changed");
         if look == 0 {
-            let mut alone = rcomm_top::state::history::History::new(Some(usize::MAX));
+            let mut alone = History::new(Some(usize::MAX));
             alone.push(Arc::new(snapshot.clone()));
             newest = alone.bytes();
             // Room for four frames that are whole.
-            state.history = rcomm_top::state::history::History::new(Some(4 * newest));
+            state.history = History::new(Some(4 * newest));
         }
         update(&mut state, Event::Observed(Arc::new(snapshot)));
     }
@@ -101,12 +102,27 @@ fn a_large_job_has_frames_to_go_back_to_though_few_of_them_are_whole() {
 }
 
 #[test]
+fn the_frames_of_a_large_job_outlive_a_switch_to_a_small_one() {
+    let simulation = Simulation::new(Situation::Healthy, 64, common::START_NS);
+    let simulation = simulation.with_window(WINDOW);
+    let mut history = History::new(None);
+    for look in 0..6 {
+        let now = simulation.fault_ns() + 60_000_000_000 + look * 20_000_000_000;
+        history.push(Arc::new(judged(&simulation, now)));
+    }
+    let (_, count) = history.position();
+    assert!(history.bytes() > BUDGET, "{}", history.bytes());
+    history.push(Arc::new(Snapshot::empty(Default::default())));
+    assert_eq!(history.position().1, count + 1);
+}
+
+#[test]
 fn a_long_pause_keeps_its_frame_within_the_budget() {
     let simulation = Simulation::new(Situation::Healthy, RANKS, common::START_NS);
     let simulation = simulation.with_window(WINDOW);
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
     let mut state = showing(Snapshot::empty(Default::default()), (80, 24));
-    state.history = rcomm_top::state::history::History::new(Some(BUDGET));
+    state.history = History::new(Some(BUDGET));
     let mut paused_frame = None;
     for look in 0..120 {
         let now = simulation.fault_ns() + 60_000_000_000 + look * 20_000_000_000;

@@ -34,8 +34,8 @@ struct Frame {
 }
 
 impl History {
-    /// Creates a history with a budget in bytes; `None`: one MiB for each rank, at least 16 and at most 64. The newest
-    /// frame is always kept.
+    /// Creates a history with a budget in bytes; `None`: one MiB for each rank of the largest frame, at least 16 and at
+    /// most 64. The newest frame is always kept.
     pub fn new(budget: Option<usize>) -> Self {
         Self {
             frames: VecDeque::new(),
@@ -79,11 +79,11 @@ impl History {
         }
     }
 
-    /// The budget that suits the number of ranks of the newest frame: a frame of a few ranks is small, and a view of them
-    /// should be, too.
+    /// The budget that suits the largest number of ranks of a frame: a frame of a few ranks is small, and a view of them
+    /// should be, too. A switch to a smaller job does not by itself drop the frames of the larger one.
     fn default_budget(&self) -> usize {
-        let ranks = self.newest().map_or(0, |frame| frame.ranks.len());
-        ranks.clamp(16, 64) << 20
+        let ranks = self.frames.iter().map(|frame| frame.snapshot.ranks.len());
+        ranks.max().unwrap_or(0).clamp(16, 64) << 20
     }
 
     /// The bytes of the newest `count` frames.

@@ -131,8 +131,8 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         // One column of the bar is kept before the name, so that two bars side by side can be distinguished.
         let is_named = bar.len() >= MIN_NAMED_WIDTH;
         // A number that was cut without a sign of it would be another number.
-        let name = fit(&operation.label, bar.len() - 1);
-        let name = name.chars().map(Some).filter(|_| is_named);
+        let name = is_named.then(|| fit(&operation.label, bar.len() - 1));
+        let name = name.iter().flat_map(|name| name.chars()).map(Some);
         let name = std::iter::once(None).chain(name);
         for (cell, letter) in bar.iter_mut().zip(name.chain(std::iter::repeat(None))) {
             *cell = match letter {
@@ -205,6 +205,12 @@ mod tests {
             ..lane
         };
         assert_eq!(drawn(&lane, 10), "······▒▒··");
+        // One that begins at the end of the range has no cell.
+        let lane = Lane {
+            spans: vec![span(100, None)],
+            ..lane
+        };
+        assert_eq!(drawn(&lane, 10), "··········");
     }
 
     #[test]

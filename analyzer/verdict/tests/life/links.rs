@@ -73,7 +73,7 @@ fn a_rank_that_the_others_do_not_hear_while_they_hear_each_other_is_cut_off() {
 fn ranks_that_end_their_connections_after_a_silence_are_not_cut_off_by_that() {
     let mut dumps = dumps();
     connect(&mut dumps, |from, _| from == 2);
-    // Ranks 0, 1 and 3 heard each other until they failed and reset the connections between them.
+    // The links between ranks 0, 1 and 3 worked until these failed and reset them.
     for dump in &mut dumps {
         let links = dump.peers.iter_mut();
         for link in links.filter(|link| link.heard_ns > at(CUT)) {

@@ -50,7 +50,7 @@ fn the_watchdog_of_a_stopped_rank_is_no_finding_of_its_own() {
     };
     let codes: Vec<Code> = judge(&waits).iter().map(|finding| finding.code).collect();
     assert_eq!(codes, [Code::E151]);
-    // Nobody waits for it: the watchdog is what shows, and the process has to go on before stacks say more.
+    // No rank waits for it: the watchdog is what shows, and the process has to go on before stacks say more.
     let alone = judge(&between);
     let codes: Vec<Code> = alone.iter().map(|finding| finding.code).collect();
     assert_eq!(codes, [Code::E140]);

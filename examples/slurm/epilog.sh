@@ -18,7 +18,9 @@ as_user() { setpriv --reuid "$SLURM_JOB_UID" --regid "$group" --clear-groups tim
 folders=() paths=()
 for folder in /tmp/rcomm-dumps-"$SLURM_JOB_UID"/"$SLURM_JOB_ID".* \
     "$rings/$SLURM_JOB_ID".* "$rings"/*[!0-9.]"$SLURM_JOB_ID"; do
-    [ ! -L "$folder" ] && [ -d "$folder" ] || continue
+    # A link is removed, and not followed.
+    if [ -L "$folder" ]; then folders+=("$folder"); continue; fi
+    [ -d "$folder" ] || continue
     folders+=("$folder")
     [ -z "$(as_user find "$folder" -type f -print -quit)" ] || paths+=("$folder")
 done

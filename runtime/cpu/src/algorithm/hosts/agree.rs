@@ -5,7 +5,7 @@
 //!    differ, they show their headers in another phase.
 //! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
 //! 3. The first rank of each host shows the result to the other ranks of its host: the data of all ranks (for lists of
-//! counts, only the largest sum), or the reason why there is no agreement.
+//!    counts, only the largest sum), or the reason why there is no agreement.
 
 use super::HostTransports;
 use super::host_exchange::HostExchange;

@@ -7,19 +7,19 @@
 //! failed long before their time-outs. If the records do not show it, the kind of end is unknown.
 
 pub(crate) mod ending;
+mod gave_up;
 pub(crate) mod interrupted;
 mod order;
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
-use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
+use gave_up::gave_up;
 use order::{
-    Order, are_whole_hosts, asked_each_ns, is_inside, is_order_hidden, order_of, timed_out,
-    was_asked,
+    Order, are_whole_hosts, asked_each_ns, is_inside, is_order_hidden, order_of, was_asked,
 };
-use rcomm_recorder::model::{FailureKind, Rank};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -523,20 +523,4 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     let mut ranks: Vec<Rank> = gone.iter().map(|process| process.rank).collect();
     ranks.sort_unstable();
     ranks
-}
-
-/// Whether a process's rank gave up at a time-out, because it lost a peer, or by an abort, and did not continue. Its end
-/// is then a consequence.
-fn gave_up(aligned: &Aligned<'_>, process: &Gone) -> bool {
-    let rank = process.rank;
-    let mut records = aligned.records_of(rank);
-    timed_out(aligned, process)
-        || records.any(|record| {
-            let mut failures = aligned.records[record].failures.iter();
-            failures.any(|failure| match failure.kind {
-                _ if is_overcome(aligned, record, failure, None) => false,
-                FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
-                kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
-            })
-        })
 }

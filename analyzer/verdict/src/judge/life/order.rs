@@ -1,11 +1,12 @@
 //! Finds out which processes ended first.
 
+use super::gave_up::timed_out;
 use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::{is_history, is_overcome};
 use rcomm_recorder::model::{EntryState, Failure, FailureKind, Rank};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
 const PEERS_NOTICE_NS: i64 = 3_000_000_000;
@@ -18,9 +19,10 @@ const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
 /// Clocks of which no operation shows how they are related differ by less than this, ns.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
 /// An operation that failed within this share of its time-out was not ended by the time-out.
-const BEFORE_TIMEOUT: f64 = 0.9;
-/// The signal by which a process ends itself.
-const SIGABRT: i32 = 6;
+pub(super) const BEFORE_TIMEOUT: f64 = 0.9;
+/// Processes that were killed together are lost within this time, ns, even on a busy host. A launcher that terminates the
+/// others takes longer to notice that one has ended.
+const LOST_TOGETHER_NS: i64 = 100_000_000;
 
 /// If the kernel killed one of the ranks in `first` because memory ran out, adds the ranks that it killed at about the
 /// same time. A killed process ends once its memory is freed, the largest last: the order of the ends is not that of
@@ -386,8 +388,12 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
             Order::OneOf(ranks_of(&possible))
         }
         1 => Order::First(ranks),
-        // The others lost each of them.
-        _ if possible.iter().all(is_lost) => Order::First(ranks),
+        // Once no process is left, a launcher may have terminated those that were lost later.
+        _ if possible.iter().all(is_lost)
+            && (!none_is_left(aligned, gone) || were_lost_together(aligned, &named)) =>
+        {
+            Order::First(ranks)
+        }
         // A host that is lost lets no process note its exit.
         _ if are_whole_hosts(aligned, &possible)
             && possible.iter().all(|process| process.exit.is_none()) =>
@@ -397,60 +403,6 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
         // A launcher may have terminated the others before they noticed.
         _ => Order::OneOf(ranks),
     }
-}
-
-/// Whether a process ended because an operation had reached its time-out: one that failed had lasted for
-/// [`BEFORE_TIMEOUT`] of it at least, or one was unfinished when the process ended, after its deadline.
-///
-/// Not every recorder notes that an operation has failed, and the watchdog of NCCL's backend aborts the process while
-/// the operation is still unfinished. An operation that the program left behind says nothing: the rank completed
-/// others that it had issued after the deadline. Neither does any if the launcher notes that the process was killed.
-pub(super) fn timed_out(aligned: &Aligned<'_>, process: &Gone) -> bool {
-    if was_killed(process) {
-        return false;
-    }
-    let ms = |ns: i64| ns as f64 / 1e6;
-    aligned.records_of(process.rank).any(|record| {
-        let ops = &aligned.records[record].ops;
-        let completed = ops.iter().filter(|op| op.completed());
-        let newest_ns = completed.map(|op| op.created_ns).max();
-        ops.iter().any(|op| {
-            let Some(limit_ms) = aligned.limit_ms(record, op) else {
-                return false;
-            };
-            match op.state {
-                EntryState::Failed if is_history(aligned, record, op) => false,
-                EntryState::Failed => op
-                    .wait_ms()
-                    .is_some_and(|lasted| f64::from(lasted) >= limit_ms * BEFORE_TIMEOUT),
-                EntryState::Completed => false,
-                _ if op.retired => false,
-                _ => {
-                    let created_ns = aligned.created_ns(record, op);
-                    // The last sign of life may be a little older than the end.
-                    let lasted_ns = process
-                        .at_ns
-                        .saturating_sub(created_ns)
-                        .saturating_add(TOGETHER_NS);
-                    let was_left = newest_ns
-                        .is_some_and(|newest| ms(newest.saturating_sub(op.created_ns)) > limit_ms);
-                    ms(lasted_ns) >= limit_ms && !was_left
-                }
-            }
-        })
-    })
-}
-
-/// Whether the launcher notes a signal that it did not send, or that the kernel killed the process since memory ran
-/// out. A process that gives up aborts itself.
-fn was_killed(process: &Gone) -> bool {
-    let exit = process
-        .exit
-        .filter(|_| process.is_launched && !process.was_signalled);
-    exit.is_some_and(|exit| {
-        let by_signal = exit.signal.is_some_and(|signal| signal != SIGABRT);
-        by_signal || exit.out_of_memory == Some(true)
-    })
 }
 
 /// When a rank last suffered from the end of another process, common time, ns; `None` if it did not. When a process
@@ -530,6 +482,24 @@ pub(super) fn are_whole_hosts(aligned: &Aligned<'_>, gone: &[&Gone]) -> bool {
     let of_hosts = |rank: &&Rank| hosts.contains(&host(**rank));
     let rank_count = aligned.expected.iter().filter(of_hosts).count();
     !hosts.contains(&None) && rank_count == gone.len() && rank_count < aligned.expected.len()
+}
+
+/// Whether the first recorded losses of all these ranks are of about one time.
+fn were_lost_together(aligned: &Aligned<'_>, ranks: &HashSet<Rank>) -> bool {
+    let mut first_ns: HashMap<Rank, i64> = HashMap::new();
+    for (record, offset_ns) in aligned.records.iter().zip(&aligned.offsets_ns) {
+        for failure in losses(record) {
+            let at_ns = failure.time_ns.saturating_sub(*offset_ns);
+            for rank in failure.ranks.iter().filter(|rank| ranks.contains(rank)) {
+                let first = first_ns.entry(*rank).or_insert(at_ns);
+                *first = at_ns.min(*first);
+            }
+        }
+    }
+    let (first, last) = (first_ns.values().min(), first_ns.values().max());
+    first
+        .zip(last)
+        .is_some_and(|(first, last)| last.saturating_sub(*first) <= LOST_TOGETHER_NS)
 }
 
 /// The ranks that the first recorded loss of a peer names; empty if none was recorded.

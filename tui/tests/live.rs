@@ -6,7 +6,7 @@ use common::moment;
 use proptest::prelude::*;
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{SimulatedSource, Source};
-use rcomm_analyzer::{Live, LiveOptions, analyze};
+use rcomm_analyzer::{Live, LiveOptions, Verdict, analyze};
 use std::time::Instant;
 
 proptest! {
@@ -55,7 +55,10 @@ proptest! {
         let expected = analyze(&dumps, &policy);
         // The last report may be of an earlier look and give other ages, so only verdict, codes and culprits are
         // compared.
-        prop_assert_eq!(live_report.verdict, expected.verdict, "{:?}", situation);
+        let verdicts = (live_report.verdict, expected.verdict);
+        // A live view calls a healthy job running for some seconds after its last operation.
+        let is_same = verdicts.0 == verdicts.1 || verdicts == (Verdict::Running, Verdict::Healthy);
+        prop_assert!(is_same, "{:?}: {:?}", situation, verdicts);
         let blamed = |report: &rcomm_analyzer::Report| -> Vec<_> {
             report.findings.iter().map(|f| (f.code, f.culprit_ranks.clone())).collect()
         };

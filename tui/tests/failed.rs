@@ -27,7 +27,7 @@ fn a_rank_whose_call_has_failed_is_marked_as_failed_with_its_error() {
     snapshot.report = Arc::new(report);
     let mut state = showing(snapshot, (120, 40));
     let screen = text::of(&state);
-    assert!(screen.contains("x    x    x    x"), "{screen}");
+    assert!(screen.contains("xxxx!xxxx"), "{screen}");
     assert!(screen.contains("failed in all_reduce #49"), "{screen}");
     assert!(!screen.contains(" waits in "), "{screen}");
     common::press(&mut state, "4");

@@ -50,7 +50,7 @@ fn e_opens_the_screen_of_the_focused_pane_on_low_and_high_terminals() {
                 Some("groups") => Screen::Groups,
                 Some("in") => Screen::InFlight,
                 Some("why") => Screen::Why(None),
-                Some("look") => Screen::Rank(simulation(Situation::StuckRank).culprit()),
+                Some("look" | "last") => Screen::Rank(simulation(Situation::StuckRank).culprit()),
                 Some("ranks") => Screen::Ranks,
                 // The trends have no screen.
                 _ => Screen::Overview,

@@ -140,7 +140,7 @@ impl Truth {
             Verdict::Cancelled if is_hung => wrong("the job hung"),
             Verdict::Cancelled if self.has_crashed => doubt("a rank has crashed"),
             _ if !shows => (Grade::Right, String::new()),
-            _ if !claims => doubt("nobody is named"),
+            _ if !claims => doubt("no rank is named"),
             _ => match roots(report).next() {
                 Some(first) if !first.culprit_ranks.is_empty() => {
                     let mut named = first.culprit_ranks.iter();
@@ -149,7 +149,7 @@ impl Truth {
                         false => doubt("an innocent rank is suspected"),
                     }
                 }
-                _ => doubt("nobody is named"),
+                _ => doubt("no rank is named"),
             },
         }
     }

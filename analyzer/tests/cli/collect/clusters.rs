@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The user of the job in the test of the epilog: nobody.
+/// The user of the job in the test of the epilog: the account without rights, by its number.
 const USER: u32 = 65_534;
 
 fn script(name: &str) -> PathBuf {

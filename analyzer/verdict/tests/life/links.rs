@@ -80,7 +80,7 @@ fn ranks_that_end_their_connections_after_a_silence_are_not_cut_off_by_that() {
             link.errno = 104;
         }
     }
-    // Rank 2 and rank 3 left no record: one silent link shows which end is at fault only because others were heard.
+    // Rank 2 and rank 3 left no record: one silent link shows which end is at fault only because other links worked.
     dumps.truncate(2);
     dumps[1].peers.retain(|link| link.end != LinkEnd::Rank(2));
     let finding = first_finding(&dumps);

@@ -60,7 +60,7 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         facts.push_str(&format!("  seq {first} .. {last}"));
     }
     let oldest = model.index.oldest(model.snapshot, group);
-    // Where the call that is at fault has failed, nobody is stuck any more.
+    // Where the call that is at fault has failed, no rank is stuck any more.
     let word = match oldest {
         Some(oldest) if oldest.state == InstanceState::Failed => GroupState::Failed.word(),
         _ => state.word(),

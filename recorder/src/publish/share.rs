@@ -106,6 +106,8 @@ pub(super) struct Visitor {
     client: Client,
     share: Arc<Share>,
     is_admitted: AtomicBool,
+    /// Whether the connection's request waits for its turn.
+    is_waiting: AtomicBool,
 }
 
 impl Visitor {
@@ -115,6 +117,7 @@ impl Visitor {
             client,
             share,
             is_admitted: AtomicBool::new(false),
+            is_waiting: AtomicBool::new(false),
         })
     }
 
@@ -123,7 +126,10 @@ impl Visitor {
         self.place.admit();
         // A client that is not admitted neither waits nor makes others wait.
         self.is_admitted.store(true, Ordering::Relaxed);
-        self.share.turn(self.client).await
+        self.is_waiting.store(true, Ordering::Relaxed);
+        let is_its_turn = self.share.turn(self.client).await;
+        self.is_waiting.store(false, Ordering::Relaxed);
+        is_its_turn
     }
 
     /// Runs `work`, which may block, on another thread. Counts that thread's processor time toward this client's
@@ -148,13 +154,15 @@ impl Visitor {
     }
 
     /// Runs the connection on this thread, and counts the processor time that it takes from its first admitted request
-    /// on: reading requests, making answers, and writing them.
+    /// on: reading requests, making answers, and writing them. Looking whether a request's turn has come is not
+    /// counted: on a slow machine it takes more than is saved up until the next look, and the turn would never come.
     pub(super) async fn counting<T>(&self, connection: impl Future<Output = T>) -> T {
         let mut connection = pin!(connection);
         std::future::poll_fn(|context| {
-            let before = thread_time();
+            let is_waiting = || self.is_waiting.load(Ordering::Relaxed);
+            let (before, was_waiting) = (thread_time(), is_waiting());
             let polled: Poll<T> = connection.as_mut().poll(context);
-            if self.is_admitted.load(Ordering::Relaxed) {
+            if self.is_admitted.load(Ordering::Relaxed) && !(was_waiting && is_waiting()) {
                 let used = thread_time().saturating_sub(before);
                 let mut ledger = self.share.ledger();
                 ledger.spend(self.client, used, Instant::now());
@@ -371,6 +379,23 @@ mod tests {
         let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
         let listen = Listen::beside(&recorder).unwrap();
         Endpoint::serve_within(recorder, listen, rules).unwrap()
+    }
+
+    /// Here less is saved up between two looks at the balance than one look takes.
+    #[test]
+    fn a_request_does_not_pay_for_waiting() {
+        let rules = Rules {
+            part: 5_000,
+            saved: Duration::ZERO,
+            overdrawn: ms(1),
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let endpoint = endpoint(&directory, rules);
+        let deadline = Instant::now() + Duration::from_secs(120);
+        for _ in 0..2 {
+            let answer = HttpRequest::get("/ping").send(endpoint.address(), deadline);
+            assert_eq!(answer.unwrap().status, 200);
+        }
     }
 
     /// Posts to a handler that takes 3 ms: once, then after a pause again and again without one. What these runs used

@@ -2,7 +2,7 @@
 //!
 //! In each round it stores the outcome of operations that have ended, and stops watching them. An operation is a
 //! *fault* if it is overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog
-//! raises the alarm so that the other ranks write dumps, makes this rank's dump, and collects the others' answers. Then
+//! raises the alarm so that the other ranks write dumps, begins this rank's dump, and collects the others' answers. Then
 //! it aborts the group with an error that contains the answers and the location of the dump. It ends the process if a
 //! backend of the group requires that. The watchdog takes no lock that a stuck call could hold, and a group of which it
 //! holds the last reference ends on another thread.
@@ -506,13 +506,13 @@ impl Rounds {
             "an operation failed: dumping pending operations"
         );
         let incident = Incident::new(group.info(), group.wire_id(), op_info, &finding, &error);
-        let (until, dump_until) = (self.broadcast.status_until(), self.broadcast.dump_until());
+        let (began, until) = (Instant::now(), self.broadcast.status_until());
         self.broadcast.raise(&incident, until);
-        let dump_text = self
-            .broadcast
-            .dump_for_fault(&error.to_string(), dump_until);
+        let dump = self.broadcast.begin_fault_dump(&error.to_string());
+        let dump_until = self.broadcast.dump_until(began);
+        // The dump is written while the others answer.
         let error = self.broadcast.complete(error, &incident, until);
-        let error = error.with_more(&dump_text);
+        let error = error.with_more(&dump.text(dump_until));
         let message = error.to_string();
         group.close(Some(op_info), error);
         if group.ends_process() {

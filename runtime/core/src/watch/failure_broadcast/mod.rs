@@ -41,7 +41,7 @@ use rcomm_recorder::record::{FlightRecorder, PeerHandle, Timestamp};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -129,10 +129,12 @@ impl FailureBroadcast {
         Instant::now() + self.parts.status_wait
     }
 
-    /// The moment until which the handling of a fault that begins now waits for this rank's dump. It is earlier than
-    /// [`status_until`](Self::status_until): a disk that does not respond must not make the error late.
-    pub(crate) fn dump_until(&self) -> Instant {
-        Instant::now() + self.parts.status_wait * 3 / 4
+    /// The moment until which the handling of a fault waits for this rank's dump, if it began at `began` and has raised
+    /// its alarm now. A disk that does not respond must not make the error late, so this is half of the time for the
+    /// other ranks' status; if a store that did not reply has used that up, a quarter of it is left for the dump.
+    pub(crate) fn dump_until(&self, began: Instant) -> Instant {
+        let wait = self.parts.status_wait;
+        (began + wait / 2).max(Instant::now() + wait / 4)
     }
 
     /// Adds to the time for which this process has run.
@@ -208,37 +210,32 @@ impl FailureBroadcast {
         }
     }
 
-    /// Makes this rank's dump on the thread `rcomm/dump-file`, unless one was made for this fault already.
-    /// Returns text for an error message: the location of the dump, or why there is none yet.
-    ///
-    /// # Blocking
-    /// Until `until` at most: a disk that does not respond must not keep this rank's callers from their
+    /// Begins this rank's dump on the thread `rcomm/dump-file`, unless one was made for this fault already: it shows
+    /// what is pending now. Does not wait: a disk that does not respond must not keep this rank's callers from their
     /// error. The thread finishes the dump later; [`finish_dumps`](Self::finish_dumps) waits for it.
-    pub(crate) fn dump_for_fault(&self, reason: &str, until: Instant) -> String {
-        self.dump_on_thread(reason, until, Dumps::make_for_fault)
+    pub(crate) fn begin_fault_dump(&self, reason: &str) -> BegunDump {
+        self.begin_dump(reason, Dumps::make_for_fault)
     }
 
     /// Makes this rank's dump on the thread `rcomm/dump-file`, even if one was made recently.
     ///
     /// # Blocking
-    /// Until `until` at most, as [`dump_for_fault`](Self::dump_for_fault).
+    /// Until `until` at most: the thread finishes the dump later.
     pub(crate) fn dump(&self, reason: &str, until: Instant) {
-        self.dump_on_thread(reason, until, |dumps, reason| {
-            dumps.make(reason).unwrap_or_default()
-        });
+        let make = |dumps: &Dumps, reason: &str| dumps.make(reason).unwrap_or_default();
+        self.begin_dump(reason, make).text(until);
     }
 
-    /// Runs `make` on the thread `rcomm/dump-file`. Returns the text that it returns, or why there is none by `until`.
-    fn dump_on_thread(
+    /// Runs `make`, which returns what [`BegunDump::text`] returns, on the thread `rcomm/dump-file`.
+    fn begin_dump(
         &self,
         reason: &str,
-        until: Instant,
         make: impl FnOnce(&Dumps, &str) -> String + Send + 'static,
-    ) -> String {
+    ) -> BegunDump {
         let (dumps, reason) = (self.parts.dumps.clone(), reason.to_owned());
         let (done, place) = channel();
         let Some(under_way) = dumps.announce() else {
-            return "no dump: earlier ones are not written yet".to_owned();
+            return BegunDump(Err("no dump: earlier ones are not written yet".to_owned()));
         };
         let write = move || {
             let _under_way = under_way;
@@ -246,11 +243,12 @@ impl FailureBroadcast {
             let _ = done.send(make(&dumps, &reason));
         };
         let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
-        if let Err(error) = thread.spawn(write) {
-            return format!("no dump: cannot start the thread rcomm/dump-file: {error}");
-        }
-        let place = place.recv_timeout(left_until(until));
-        place.unwrap_or_else(|_| "dump: not written yet".to_owned())
+        BegunDump(match thread.spawn(write) {
+            Ok(_) => Ok(place),
+            Err(error) => Err(format!(
+                "no dump: cannot start the thread rcomm/dump-file: {error}"
+            )),
+        })
     }
 
     /// Waits until this rank's dumps are written, before the process ends.
@@ -422,6 +420,24 @@ impl FailureBroadcast {
     fn wake(&self) {
         // The write can fail only if the counter is full, and then the thread is awake already.
         let _ = rustix::io::write(&self.wake_event, &1u64.to_ne_bytes());
+    }
+}
+
+/// A dump that the thread `rcomm/dump-file` makes, or why there is none.
+pub(crate) struct BegunDump(std::result::Result<Receiver<String>, String>);
+
+impl BegunDump {
+    /// Text for an error message: the location of the dump, or why there is none yet.
+    ///
+    /// # Blocking
+    /// Until the dump is written, or until `until`.
+    pub(crate) fn text(self, until: Instant) -> String {
+        match self.0 {
+            Ok(place) => place
+                .recv_timeout(left_until(until))
+                .unwrap_or_else(|_| "dump: not written yet".to_owned()),
+            Err(reason) => reason,
+        }
     }
 }
 

@@ -225,7 +225,7 @@ impl Responder {
                 Ok(rank) => {
                     let rank = i32::from_ne_bytes(rank);
                     let reason = format!("signal of rank {rank}");
-                    self.broadcast.dump_for_fault(&reason, self.dump_until());
+                    self.dump_for_fault(&reason);
                 }
                 Err(value) => tracing::warn!(
                     bytes = value.len(),
@@ -237,10 +237,12 @@ impl Responder {
         roll_answered
     }
 
-    /// The time until which a dump for another rank's alarm may delay this rank's status: a disk that does not respond
-    /// must not make this rank look silent.
-    fn dump_until(&self) -> Instant {
-        Instant::now() + DUMP_WAIT.min(self.broadcast.parts.status_wait / 4)
+    /// Makes this rank's dump for another rank's fault. It delays this rank's status for a limited time only: a disk that
+    /// does not respond must not make this rank look silent.
+    fn dump_for_fault(&self, reason: &str) {
+        let limit = DUMP_WAIT.min(self.broadcast.parts.status_wait / 4);
+        let dump = self.broadcast.begin_fault_dump(reason);
+        dump.text(Instant::now() + limit);
     }
 
     /// Makes this rank's dump, then publishes its status for the alarms up to number `raised` that it has not
@@ -254,7 +256,7 @@ impl Responder {
         let cause = self.cause_of(raised);
         self.warn_groups(cause.as_deref());
         let reason = cause.as_deref().unwrap_or("signal of another rank");
-        self.broadcast.dump_for_fault(reason, self.dump_until());
+        self.dump_for_fault(reason);
         let published = self.publish_up_to(raised);
         if self.broadcast.parts.propagation == Propagation::Abort {
             self.abort_groups(cause.as_deref());

@@ -113,7 +113,7 @@ fn a_world_that_ends_waits_for_its_dump() {
     let store = Arc::new(HashStore::new());
     let (broadcast, mut thread) =
         broadcast_to(Box::new(disk), 0, &store, Duration::from_secs(3_600));
-    let place = broadcast.dump_for_fault("late", Instant::now());
+    let place = broadcast.begin_fault_dump("late").text(Instant::now());
     assert_eq!(place, "dump: not written yet");
     go.send(()).unwrap();
     thread.stop();
@@ -136,13 +136,28 @@ fn a_disk_that_does_not_respond_delays_neither_the_status_nor_the_next_dump() {
     status.expect("no status of the rank whose dump is not written");
     slow.dump("requested", Instant::now());
     for _ in 0..100 {
-        slow.dump_for_fault("late", Instant::now());
+        slow.begin_fault_dump("late").text(Instant::now());
     }
-    let refused = slow.dump_for_fault("late", Instant::now());
+    let refused = slow.begin_fault_dump("late").text(Instant::now());
     assert_eq!(refused, "no dump: earlier ones are not written yet");
     // Without a sender, no write waits any more.
     drop(go);
     slow_thread.stop();
+}
+
+#[test]
+fn a_dump_has_half_of_the_time_for_the_status_and_a_quarter_after_a_silent_store() {
+    let store = Arc::new(HashStore::new());
+    let (broadcast, _dumped, _thread) = broadcast(0, &store, Duration::from_secs(3_600));
+    let wait = broadcast.parts.status_wait;
+    // The alarm was raised at once: no time has passed since the fault.
+    let later = Instant::now() + Duration::from_secs(60);
+    assert_eq!(broadcast.dump_until(later), later + wait / 2);
+    // The store has used up the time.
+    let before = Instant::now();
+    let until = broadcast.dump_until(before - wait);
+    let after = Instant::now();
+    assert!(before + wait / 4 <= until && until <= after + wait / 4);
 }
 
 #[test]

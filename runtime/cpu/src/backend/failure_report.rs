@@ -73,7 +73,12 @@ impl CpuGroup {
         // A collective that ends on this rank after this point fails, as the note says, unless all ranks share memory.
         let note = Note::new(self.sequencer.give_up(), &error, own_rank);
         let publish = move |store: &dyn Store| note.publish(store, own_rank);
-        let (store, peers) = (self.store.clone(), self.waiting_peers());
+        let mut peers = self.waiting_peers();
+        let failure = error.failure(own_rank);
+        if failure.kind == FailureKind::Timeout {
+            peers.awaited = failure.ranks;
+        }
+        let store = self.store.clone();
         let (refused, is_refused) = channel();
         let publish = move || {
             let published = StoreQuery::ask_within(&store, NOTE_TIME, publish);
@@ -123,6 +128,7 @@ impl CpuGroup {
             group: self.wire_id,
             sockets: self.sockets.clone(),
             close_guard: self.close_guard.clone(),
+            awaited: Vec::new(),
         }
     }
 
@@ -225,19 +231,40 @@ impl CpuGroup {
             }
             is_first_look = false;
             match found {
-                Ok(PeerState::Gone) => return self.lost_error(rank, cause),
+                Ok(PeerState::Gone) => {
+                    let gave_up = self.waited_before_it_left(rank);
+                    return gave_up.unwrap_or_else(|| self.lost_error(rank, cause));
+                }
                 Ok(_) | Err(Failure::Gone(..)) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                Ok(_) => return with_cause(connection_ended(rank, still_runs), cause),
+                Ok(_) => return self.ended_error(rank, still_runs, cause),
                 Err(Failure::Interrupted(_) | Failure::Late(_)) if Instant::now() < deadline => {}
                 Err(Failure::Io(error)) => {
                     let message = format!("cannot find out whether rank {rank} is gone");
                     return Error::io(message, error);
                 }
-                Err(_) => return with_cause(connection_ended(rank, false), cause),
+                Err(_) => return self.ended_error(rank, false, cause),
             }
         }
+    }
+
+    /// The error of a rank that shares memory with this one and left the group after it had waited for others until its
+    /// time-out; `None` if the memory does not say so. The store may not have that rank's note, or may not reply.
+    fn waited_before_it_left(&self, rank: Rank) -> Option<Error> {
+        let awaited = self.close_guard.as_ref()?.awaited_by(rank);
+        let late = (!awaited.is_empty()).then(|| self.explain(Failure::Late(awaited)))?;
+        Some(Error::from_note(
+            &late.to_note(rank),
+            rank,
+            self.mesh.rank(),
+        ))
+    }
+
+    /// The error of a channel to `rank` that ended for no reason that is known.
+    fn ended_error(&self, rank: Rank, still_runs: bool, cause: Option<io::Error>) -> Error {
+        let gave_up = self.waited_before_it_left(rank);
+        gave_up.unwrap_or_else(|| with_cause(connection_ended(rank, still_runs), cause))
     }
 
     /// Whether the reason that `from` gave is the loss of other ranks, all of which still run.
@@ -330,6 +357,8 @@ struct WaitingPeers {
     group: u64,
     sockets: Sockets,
     close_guard: Option<Arc<CloseGuard>>,
+    /// The ranks for which this one has waited until its time-out; empty after any other failure.
+    awaited: Vec<Rank>,
 }
 
 impl WaitingPeers {
@@ -343,7 +372,7 @@ impl WaitingPeers {
     fn release(&self) {
         cut(&self.sockets);
         if let Some(close_guard) = &self.close_guard {
-            close_guard.leave();
+            close_guard.leave(&self.awaited);
         }
     }
 }

@@ -246,3 +246,50 @@ fn hosts_of_two(store: Arc<dyn Store>, limit: Duration) -> rcomm_core::Error {
     let layout = factory.mesh.host().layout(&[0, 1], 0, deadline);
     layout.map(|_| ()).unwrap_err()
 }
+
+#[test]
+fn a_rank_that_left_after_its_time_out_is_not_blamed_though_the_store_is_silent() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let shared: Arc<dyn Store> = Arc::new(HashStore::new());
+    let store_of_first: Arc<dyn Store> = Arc::new(RunOnCheck {
+        // The key that rank 0 looks for to learn why rank 1 has left.
+        key: "world//gave_up/1",
+        store: shared.clone(),
+        then: Mutex::new(Some(Box::new(move || {
+            let _ = held.recv_timeout(LONG);
+        }))),
+    });
+    let pair_of = |rig: &Rig| {
+        let pair = group_context(&rig.store, "pair", 2, &[1, 2], rig.rank as u32);
+        rig.factory.connect(pair, LONG.into()).unwrap()
+    };
+    let error = std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let rig = Rig::new(store_of_first, 0, 3, Wiring::Shm);
+            rig.run(Op::Barrier).unwrap_err()
+        });
+        scope.spawn(|| {
+            let rig = Rig::new(shared.clone(), 1, 3, Wiring::Shm);
+            let pair = pair_of(&rig);
+            let call = rig.call(&Op::Barrier, Duration::from_millis(100));
+            let late = pair.run(&mut Op::Barrier, call, &NoObserver).err();
+            assert_eq!(late.map(|late| late.ranks().to_vec()), Some(vec![2]));
+            // It ends without having come to the first barrier of all ranks.
+        });
+        scope.spawn(|| {
+            // Rank 2 comes to no barrier at all.
+            let rig = Rig::new(shared.clone(), 2, 3, Wiring::Shm);
+            let _pair = pair_of(&rig);
+            shared.wait(&["the end"], LONG).unwrap();
+        });
+        let error = first.join().unwrap();
+        shared.set("the end", b"").unwrap();
+        error
+    });
+    drop(release);
+    assert_eq!(error.ranks(), [2], "{error}");
+    assert_eq!(
+        error.to_string(),
+        "waited for rank 2 until the deadline (as rank 1 found)"
+    );
+}

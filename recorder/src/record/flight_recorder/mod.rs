@@ -49,9 +49,9 @@ use std::time::Duration;
 /// Writes one rank's operations and status to its ring.
 ///
 /// All methods take `&self` and may be called from any thread. Those that record operations never fail. They neither
-/// block nor allocate in steady state: a new signature, call site or thread takes a lock for the time of a copy, and
-/// a record whose slot is not reserved yet waits for the system. Calls of [`begin`](Self::begin) for one group must be
-/// made one at a time, in the order of issue.
+/// block nor allocate in steady state: a new signature, call site or thread takes a lock for the time of a copy and may
+/// allocate, and a record whose slot is not reserved yet waits for the system. Calls of [`begin`](Self::begin) for one
+/// group must be made one at a time, in the order of issue.
 ///
 /// A ring in a file outlives its process: the recorder removes the file only in [`close`](Self::close) and
 /// [`discard`](Self::discard). A child made by `fork` without `exec` must not use its parent's recorder: the mapping is

@@ -461,7 +461,8 @@ thread_local! {
     static OWN_ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
 }
 
-/// The hash of the name of this thread, which does not change while the thread runs.
+/// The hash of the name of this thread, which does not change while the thread runs. The first call of a thread that
+/// Rust's library has not started allocates, since the library then makes its handle of the thread; no later call does.
 fn own_name_hash() -> u64 {
     if let Some(hash) = NAME_HASH.get() {
         return hash;

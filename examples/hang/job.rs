@@ -52,10 +52,13 @@ impl Job {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         print_line(&match fault {
             Fault::Hold => {
-                format!("== {RANKS} ranks of job {name}; rank {CULPRIT} stops in step 5")
+                format!("== {RANKS} ranks of job {name}; rank {CULPRIT} hangs in step 5")
             }
-            Fault::Stop | Fault::Kill => format!(
-                "== {RANKS} ranks, time-out {TIMEOUT:?}, {fault:?} rank {CULPRIT} in step 5\n"
+            Fault::Hang => {
+                format!("== {RANKS} ranks, time-out {TIMEOUT:?}; rank {CULPRIT} hangs in step 5\n")
+            }
+            Fault::Kill => format!(
+                "== {RANKS} ranks, time-out {TIMEOUT:?}; rank {CULPRIT} is killed in step 5\n"
             ),
         });
         let mut job = Self {
@@ -75,7 +78,7 @@ impl Job {
     fn start_rank(&self, number: u32, port: u16) -> Result<Rank> {
         let timeout = match self.fault {
             Fault::Hold => LONG_TIMEOUT,
-            Fault::Stop | Fault::Kill => TIMEOUT,
+            Fault::Hang | Fault::Kill => TIMEOUT,
         };
         let mut process = Command::new(std::env::current_exe()?)
             .arg(self.fault.argument())

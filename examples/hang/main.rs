@@ -5,9 +5,9 @@
 //! leaves a dump, and the analysis names the rank, the group, the operation, and the rank's phase.
 //!
 //! ```text
-//! cargo run --example hang              # rank 2 stops joining
+//! cargo run --example hang              # rank 2 hangs while it loads data
 //! cargo run --example hang -- --kill    # rank 2 is killed, and its ring is read instead
-//! cargo run --example hang -- --hold    # rank 2 stops joining, and the job stays until ctrl-c
+//! cargo run --example hang -- --hold    # rank 2 hangs while it loads data, and the job stays until ctrl-c
 //! ```
 #![allow(clippy::print_stderr)]
 
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Rank 2 never returns from loading data.
-    Stop,
+    Hang,
     /// Rank 2 is killed while it loads data.
     Kill,
     /// Rank 2 never returns from loading data. The time-out is a day, so that a user can inspect the job while it
@@ -36,7 +36,7 @@ impl Fault {
     /// The option of this program that selects the fault.
     fn argument(self) -> &'static str {
         match self {
-            Self::Stop => "--stop",
+            Self::Hang => "--stop",
             Self::Kill => "--kill",
             Self::Hold => "--hold",
         }
@@ -46,7 +46,7 @@ impl Fault {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let fault = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] | ["--stop"] => Fault::Stop,
+        [] | ["--stop"] => Fault::Hang,
         ["--kill"] => Fault::Kill,
         ["--hold"] => Fault::Hold,
         _ => {
@@ -86,10 +86,13 @@ fn run_and_analyze(fault: Fault) -> Result<()> {
         out,
         "\nThe dumps stay in {directory}: rcomm-fr analyze {directory}"
     )?;
-    let culprit = report.findings.first();
-    let culprit = culprit.map(|finding| finding.culprit_ranks.as_slice());
-    if culprit != Some(&[job::CULPRIT]) {
-        bail!("the analysis names {culprit:?}, not rank {}", job::CULPRIT);
+    let expected = job::CULPRIT;
+    match report.findings.first() {
+        None => bail!("the analysis names no rank, but rank {expected} is at fault"),
+        Some(finding) if finding.culprit_ranks != [expected] => bail!(
+            "the first finding is `{}`, but rank {expected} is at fault",
+            finding.sentence
+        ),
+        Some(_) => Ok(()),
     }
-    Ok(())
 }

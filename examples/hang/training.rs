@@ -45,7 +45,7 @@ pub(crate) fn run(fault: Fault) -> Result<()> {
 fn load_batch(rank: u32, step: i64, fault: Fault) -> Vec<f32> {
     if rank == CULPRIT && step == STEP_OF_FAULT {
         match fault {
-            Fault::Stop | Fault::Hold => loop {
+            Fault::Hang | Fault::Hold => loop {
                 std::thread::sleep(Duration::from_secs(1));
             },
             Fault::Kill => {

@@ -184,7 +184,7 @@ fn a_held_job_can_be_analyzed_until_it_is_signaled() {
             rcomm_analyzer::load::load_all(std::slice::from_ref(&rings), &options).ok()?;
         let dumps: Vec<_> = dumps.into_iter().map(|loaded| loaded.dump).collect();
         let report = rcomm_analyzer::analyze(&dumps, &rcomm_analyzer::Policy::default());
-        // Until rank 2 stops, any rank that is behind at this moment may seem to be missing.
+        // Until rank 2 hangs, any rank that is behind at this moment may seem to be missing.
         let first = report.findings.first()?;
         (first.culprit_ranks == [2] && first.sentence.contains("load data")).then_some(())
     });

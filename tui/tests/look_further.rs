@@ -1,5 +1,5 @@
-//! From the rank at fault to the cause: the command to look further, the facts on its process, and the cursor of the
-//! timeline.
+//! What helps a user to get from the rank at fault to the cause: the command that inspects its process, facts about the
+//! process, and the cursor of the timeline.
 
 mod common;
 
@@ -42,13 +42,14 @@ fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
         Some(Command::Copy(command.to_owned()))
     );
     assert!(!command.starts_with("ssh "), "{command}");
-    // Without the rings of this node, as through a collector, the process with this id on this node is another one.
+    // A view that does not read the rings of this node, as one of a collector, shows processes of other nodes: on this
+    // node, the same process id belongs to another process.
     state.options.surroundings = false;
     match press(&mut state, "y") {
         Some(Command::Copy(elsewhere)) => assert!(elsewhere.starts_with("ssh "), "{elsewhere}"),
         other => panic!("not copied: {other:?}"),
     }
-    // A low terminal keeps its rows for the groups.
+    // A terminal with few rows keeps them for the groups.
     assert!(!text::of(&stuck((80, 20))).contains("look: "));
     // No rank is at fault in a healthy job.
     let healthy = showing(recorded(Situation::Healthy), (120, 30));
@@ -56,7 +57,7 @@ fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
 }
 
 #[test]
-fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
+fn facts_about_the_rank_at_fault_are_read_every_ten_seconds_and_shown() {
     let snapshot = recorded(Situation::StuckRank);
     let at = snapshot.at;
     let mut state = State::new(options(), (120, 40), at);
@@ -77,7 +78,7 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
         None,
         "asked again while they are read"
     );
-    let around = Surroundings {
+    let facts = Surroundings {
         rank,
         facts: vec![
             fact("process", "41 is stopped in do_signal_stop", true),
@@ -85,7 +86,7 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
         ],
         log: vec!["epoch 3, loss 0.31".to_owned()],
     };
-    update(&mut state, Event::Surroundings(vec![around]));
+    update(&mut state, Event::Surroundings(vec![facts]));
     let later = |seconds| rcomm_analyzer::Moment {
         elapsed: at.elapsed + Duration::from_secs(seconds),
         wall_ns: at.wall_ns + seconds as i64 * 1_000_000_000,
@@ -96,36 +97,36 @@ fn what_surrounds_the_rank_at_fault_is_read_every_ten_seconds_and_shown() {
         None,
         "asked again after five seconds"
     );
-    for screen in [
+    for keys in [
         String::new(),
         format!(":rank {rank}<enter>"),
         "16<enter>".to_owned(),
     ] {
-        press(&mut state, &screen);
+        press(&mut state, &keys);
         let shown = text::of(&state);
         let has = |text: &str| shown.lines().any(|line| line.starts_with(text));
         assert!(
             has("~ process  41 is stopped in do_signal_stop"),
-            "{screen}\n{shown}"
+            "{keys}\n{shown}"
         );
         assert!(
             has("  memory   3 GiB of 24 GiB available"),
-            "{screen}\n{shown}"
+            "{keys}\n{shown}"
         );
-        assert!(has("  log      epoch 3, loss 0.31"), "{screen}\n{shown}");
+        assert!(has("  log      epoch 3, loss 0.31"), "{keys}\n{shown}");
     }
     update(&mut state, Event::Tick(later(10)));
     assert_eq!(
         state.due_surroundings(),
         Some(Command::LookAround(vec![rank]))
     );
-    // Where facts on processes cannot be read, as in a replay, they are not requested.
+    // If facts about processes cannot be read, as in a replay, they are not requested.
     let mut replay = stuck((120, 40));
     replay.options.surroundings = false;
     assert_eq!(replay.due_surroundings(), None);
 }
 
-/// The line of the timeline that describes an operation.
+/// The line of the screen that describes the operation at the cursor.
 fn readout(state: &State) -> String {
     let shown = text::of(state);
     let line = shown.lines().find(|line| line.starts_with("rank "));
@@ -144,7 +145,7 @@ fn number(readout: &str) -> u64 {
 #[test]
 fn the_cursor_of_the_timeline_goes_from_operation_to_operation() {
     let mut state = stuck((160, 40));
-    // Without a cursor, the newest operation of the first rank, which is the one at fault.
+    // Without a cursor, the line describes the newest operation of the first rank, which is the one at fault.
     press(&mut state, "7");
     let rank = state.roots()[0];
     let newest = readout(&state);

@@ -11,12 +11,12 @@ use std::sync::Arc;
 type Handle = *mut c_void;
 
 /// A shared library whose functions are called by name.
-struct Calls {
+struct SharedLibrary {
     library: Library,
     name: &'static str,
 }
 
-impl Calls {
+impl SharedLibrary {
     fn open(path: Option<PathBuf>, name: &'static str) -> Self {
         let path = path.unwrap_or_else(|| name.into());
         // SAFETY: loading runs the library's initializers, which have run: the world has loaded this
@@ -27,7 +27,7 @@ impl Calls {
     }
 
     fn find<T>(&self, function: &str) -> Symbol<'_, T> {
-        // SAFETY: each caller in this file names the type that the function has in cuda.h or nccl.h; the
+        // SAFETY: each caller in this file names a type that has the function's C ABI in cuda.h or nccl.h; the
         // symbol borrows the library, so that it stays loaded.
         let found = unsafe { self.library.get(function.as_bytes()) };
         found.unwrap_or_else(|error| panic!("{}: {function}: {error}", self.name))
@@ -42,13 +42,13 @@ fn options(world: &World) -> NcclOptions {
     NcclOptions::of(world.config()).expect("the options that the world was made with")
 }
 
-fn driver_of(world: &World) -> Calls {
-    Calls::open(options(world).driver, "libcuda.so.1")
+fn driver_of(world: &World) -> SharedLibrary {
+    SharedLibrary::open(options(world).driver, "libcuda.so.1")
 }
 
 /// Three events: two mark the start and the end of what is timed, and one makes a stream wait for another.
 pub(super) struct Events {
-    driver: Calls,
+    driver: SharedLibrary,
     marks: [Handle; 3],
 }
 
@@ -59,8 +59,8 @@ impl Events {
         let mut marks = [null_mut(); 3];
         let mut context: Handle = null_mut();
         let ordinal = c_int::from(stream.device().ordinal());
-        // SAFETY: these are the functions' types in cuda.h. What they write to are locals, and the context
-        // is one that the calls have returned.
+        // SAFETY: these are the functions' types in cuda.h. They write to local variables, and `set` gets the
+        // context that `retain` returned.
         unsafe {
             let retain: Symbol<'_, unsafe extern "C" fn(*mut Handle, c_int) -> c_int> =
                 driver.find("cuDevicePrimaryCtxRetain");
@@ -128,14 +128,15 @@ pub(super) struct RawComm {
     call: AllReduce,
     comm: Handle,
     /// Keeps the library loaded.
-    _nccl: Calls,
+    _nccl: SharedLibrary,
 }
 
-type AllReduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+type AllReduce =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, Handle) -> c_int;
 
 impl RawComm {
     pub(super) fn new(world: &World) -> Result<Self> {
-        let nccl = Calls::open(options(world).library, "libnccl.so.2");
+        let nccl = SharedLibrary::open(options(world).library, "libnccl.so.2");
         let mut id = UniqueId([0; 128]);
         if world.rank() == 0 {
             let make: Symbol<'_, unsafe extern "C" fn(*mut UniqueId) -> c_int> =
@@ -162,11 +163,11 @@ impl RawComm {
         })
     }
 
-    /// Enqueues an all-reduce of floats, their sum, in place.
+    /// Enqueues an all-reduce that replaces the buffer's floats with their sums over the ranks.
     pub(super) fn all_reduce(&self, buffer: &DeviceBuffer, stream: &CudaStream) {
         const FLOAT32: c_int = 7;
         const SUM: c_int = 0;
-        let at = buffer.address();
+        let at = buffer.address() as *mut c_void;
         // SAFETY: the communicator lives until the process ends, stream and buffer are borrowed, and the callers
         // wait for the stream before they drop the buffer, which holds `len` floats.
         let status = unsafe {
@@ -184,8 +185,8 @@ impl RawComm {
     }
 }
 
-/// C = A B for square matrices of floats, one thread for an element. The kernel is to keep the device busy, not to be
-/// fast.
+/// A kernel that computes C = A B for square matrices of floats; each thread computes one element of C. The kernel
+/// serves to keep the device busy: it need not be fast.
 const GEMM: &str = r"
 .version 6.0
 .target sm_60
@@ -240,7 +241,7 @@ done:
 
 /// A matrix product on the device.
 pub(super) struct Gemm {
-    driver: Calls,
+    driver: SharedLibrary,
     function: Handle,
     matrices: [DeviceBuffer; 3],
     side: usize,
@@ -259,7 +260,7 @@ impl Gemm {
         let (text, name) = (CString::new(GEMM), CString::new("rcomm_gemm"));
         let (text, name) = (text.expect("no NUL"), name.expect("no NUL"));
         // SAFETY: these are the functions' types in cuda.h. Both texts end with a NUL and outlive the
-        // calls, which write one handle each through a reference.
+        // calls. Each call writes one handle through a reference.
         unsafe {
             let load: Symbol<'_, unsafe extern "C" fn(*mut Handle, *const c_void) -> c_int> =
                 driver.find("cuModuleLoadData");

@@ -87,7 +87,7 @@ fn requests_that_come_before_the_thread_starts_are_answered_once_it_has() {
     drop(endpoint);
     assert!(!socket.exists());
 
-    // An endpoint may end before its thread was to start, which then does nothing.
+    // An endpoint may end before its thread is started: the start then does nothing.
     let (endpoint, start) = Endpoint::bind(recorder.clone(), listen()).unwrap();
     drop(endpoint);
     assert!(!socket.exists());
@@ -269,7 +269,7 @@ fn a_process_writes_its_dump_on_request() {
 fn tcp_endpoint_answers_only_clients_with_the_token() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, _) = recorder(directory.path());
-    let token = EndpointToken::new("a token of this job".replace(' ', "-")).unwrap();
+    let token = EndpointToken::new("a-token-of-this-job").unwrap();
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let endpoint = Endpoint::serve(recorder, Listen::Tcp(loopback, token.clone())).unwrap();
     let address = endpoint.address().clone();

@@ -25,8 +25,8 @@ fn blank<T: Default + Clone>(len: usize) -> Vec<T> {
     vec![T::default(); len]
 }
 
-/// The operations, each issued by two ranks. In all uneven operations except `all_to_all_v_single`, rank `r` has `r +
-/// 1` elements.
+/// The operations, each issued by two ranks. In all uneven operations except `all_to_all_v_single`, rank 0 has one
+/// element and rank 1 has two.
 fn operations() -> Vec<(OpType, Issue)> {
     vec![
         (OpType::AllReduce, |g| {

@@ -406,10 +406,9 @@ fn an_abort_ends_a_blocking_wait_for_a_signal() {
 #[test]
 fn a_signal_that_does_not_arrive_is_a_time_out_that_names_its_rank() {
     run(DataPath::Own, 2, |world, path| {
-        let group = world.group().within(Duration::from_millis(100));
-        let window = world.group().new_window(memory(&group, path, 1)).unwrap();
+        let group = world.group();
+        let window = group.new_window(memory(group, path, 1)).unwrap();
         if world.rank() == 0 {
-            let group = world.group();
             group.set_timeout(Duration::from_millis(100));
             let error = window.wait_signal(1).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");

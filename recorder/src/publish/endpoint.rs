@@ -135,7 +135,7 @@ impl Server {
         Ok(())
     }
 
-    /// Joins the thread, which has been told to stop. One that was not started never is.
+    /// Joins the thread, which has been told to stop. A thread that was not started will not be started any more.
     fn end(&self) {
         let state = std::mem::replace(&mut *self.lock(), ServerState::Ended);
         if let ServerState::Running(thread) = state {

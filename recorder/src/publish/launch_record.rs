@@ -31,7 +31,7 @@ pub struct LaunchRecord {
     /// Which of the job's hosts this is, from 0.
     #[serde(default)]
     pub node: u32,
-    /// Ranks of the whole job; `ranks` has those of this host.
+    /// The number of ranks of the whole job; `ranks` has those of this host.
     pub world_size: u32,
     /// The launcher's process id.
     #[serde(default)]

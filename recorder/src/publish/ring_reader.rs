@@ -184,8 +184,8 @@ impl RingReader {
     }
 
     /// A hash of the number of groups, the members, the time-out and the progress of each, the phases, the step, the exit
-    /// code, the lost records, NCCL's links, the failures, the connections and the steps of reducers. It does not depend
-    /// on the operations, the heartbeat and the waits for a processor.
+    /// code, the lost records, NCCL's links, the failures, the connections and the steps of reducers. It depends
+    /// neither on the operations nor on the heartbeat nor on the waits for a processor.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);

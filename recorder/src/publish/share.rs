@@ -154,8 +154,9 @@ impl Visitor {
     }
 
     /// Runs the connection on this thread, and counts the processor time that it takes from its first admitted request
-    /// on: reading requests, making answers, and writing them. Looking whether a request's turn has come is not
-    /// counted: on a slow machine it takes more than is saved up until the next look, and the turn would never come.
+    /// on: reading requests, making answers, and writing them. Checking whether a request's turn has come is not
+    /// counted: on a slow machine a check takes more than is saved up until the next check, and the turn would never
+    /// come.
     pub(super) async fn counting<T>(&self, connection: impl Future<Output = T>) -> T {
         let mut connection = pin!(connection);
         std::future::poll_fn(|context| {
@@ -381,7 +382,7 @@ mod tests {
         Endpoint::serve_within(recorder, listen, rules).unwrap()
     }
 
-    /// Here less is saved up between two looks at the balance than one look takes.
+    /// Here less is saved up between two checks of the balance than one check takes.
     #[test]
     fn a_request_does_not_pay_for_waiting() {
         let rules = Rules {

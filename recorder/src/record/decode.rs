@@ -145,7 +145,7 @@ struct Decoder<'a, R> {
     lap_left: usize,
     /// The index in the dump of the signature in each row that was read; `None` if the row is not valid.
     signature_rows: HashMap<u32, Option<u32>>,
-    /// Signatures that are not in the ring's table, or have splits; with their indices in the dump.
+    /// The signatures that are not in the ring's table or have splits, each with its index in the dump.
     other_signatures: HashMap<Signature, u32>,
     /// The index in the dump of the stack for each row of call sites that was read.
     stack_rows: HashMap<u32, u32>,
@@ -399,7 +399,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             }
             (None, None) => (None, None),
         };
-        // Sizes without types: only the number of elements is known.
+        // Only the numbers of elements are known: they become the sizes, and there are no types.
         let mut signature = signature.take().unwrap_or_else(|| Signature {
             op_name: op.name().to_owned(),
             input_sizes: vec![vec![words[slot::INPUT_ELEMENTS]]],

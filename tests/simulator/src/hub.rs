@@ -26,7 +26,7 @@ const SUCCESS: i32 = 0;
 const INVALID_USAGE: i32 = 5;
 const REMOTE_ERROR: i32 = 6;
 
-/// The bytes of wrong data.
+/// The value of each byte of wrong data.
 const WRONG: u8 = 0x55;
 
 /// Sender and receiver.

@@ -39,7 +39,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Write the dumps of a job in which one rank stops, as PyTorch's NCCL recorder does (pickle).
+    /// Write the dumps of a job in which one rank hangs, as PyTorch's NCCL recorder does (pickle).
     Write(WriteArgs),
     /// Run `rcomm-fr analyze` on such dumps, and `torchfrtrace` if RCOMM_TEST_PYTHON names a Python with it.
     Measure(MeasureArgs),
@@ -92,7 +92,7 @@ struct MeasureArgs {
 struct SimulatedArgs {
     /// The number of ranks.
     ranks: u32,
-    /// The newest operations of each rank; a simulated rank has issued about 150 when one of them stops.
+    /// How many of its newest operations each rank keeps; a simulated rank has issued about 150 when one of them hangs.
     #[arg(long, default_value_t = 64)]
     entries: usize,
 }
@@ -134,7 +134,9 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
         faults: vec![Kind::Stuck],
     };
     let job = spec.make();
-    let culprits = job.culprits();
+    let [culprit] = job.culprits()[..] else {
+        bail!("no rank of this job can hang: take another --seed");
+    };
     let past = Past::of(&job.dumps, args.entries, args.frames);
     std::fs::create_dir_all(&args.out)
         .with_context(|| format!("cannot make {}", args.out.display()))?;
@@ -151,7 +153,7 @@ fn write(args: &WriteArgs) -> anyhow::Result<()> {
     });
     let bytes: u64 = written?.iter().sum();
     println!(
-        "{}: {ranks} ranks, {:.1} MB, rank {culprits:?} stops",
+        "{}: {ranks} ranks, {:.1} MB, rank {culprit} hangs",
         args.out.display(),
         bytes as f64 / 1e6
     );

@@ -478,7 +478,7 @@ pub(super) fn step_begins(program: &Program) -> impl Iterator<Item = usize> {
     (1..program.acts.len()).filter(move |&at| is_norm(&program.acts[at - 1]))
 }
 
-/// Stops two ranks of different groups with the same role at the same point of the program. The groups share no rank,
+/// Ends two ranks of different groups with the same role at the same point of the program. The groups share no rank,
 /// so that neither group's wait concerns the other.
 fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> Option<Fault> {
     let act = &programs[rank as usize].acts[at];

@@ -183,7 +183,7 @@ impl Recording {
 impl Share {
     /// Whether the recorder of this share records the act.
     fn holds(self, mesh: &Mesh, act: &Act) -> bool {
-        // The broadcast of the parameters is recognised by its line, because a wrong operation at that line goes to the
+        // The broadcast of the parameters is recognized by its line, because a wrong operation at that line goes to the
         // same backend.
         let is_broadcast = |call: &Call| call.line == super::script::PARAMETERS;
         let by_host = match act {

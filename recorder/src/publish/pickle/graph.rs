@@ -28,7 +28,7 @@ const END: u32 = u32::MAX;
 /// one rank.
 pub(super) const MAX_CELLS: usize = 1 << 25;
 
-/// How many cells an item that was read in place counts as: about as many as an `Entry` is large.
+/// The number of cells as which an item that was read in place counts: they are about as large as an `Entry`.
 pub(super) const CELLS_OF_TAKEN: usize = 8;
 
 /// A decoded pickle. Reading the next one reuses the memory of the last.

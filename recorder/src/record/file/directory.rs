@@ -220,8 +220,8 @@ fn prune(files: &[PathBuf], ring: RingId<'_>) {
 /// A new ring gets its name and its lock within much less than this time.
 const UNNAMED_TIME: Duration = Duration::from_secs(60);
 
-/// Removes the files of these that killed processes left in a job's directory: rings that never got their names, and sockets
-/// whose rings are gone or not locked. Errors are ignored: such files do no harm.
+/// Of these files of a job's directory, removes those that killed processes left: rings that never got their names, and
+/// sockets whose rings are gone or not locked. Errors are ignored: such files do no harm.
 fn remove_leftovers(files: &[PathBuf]) {
     for path in files {
         let name = path.file_name().and_then(|name| name.to_str());
@@ -278,7 +278,8 @@ pub(crate) fn ring_files(directory: &Path) -> impl Iterator<Item = (RingName, Pa
     files(directory).filter_map(|path| Some((name_of(&path)?, path)))
 }
 
-/// Opens a ring file for reading: a regular file, never through a link, never blocking.
+/// Opens a file for reading: never through a link, and without waiting, as for a pipe's writer. It may be
+/// something else than a regular file.
 pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     Ok(rfs::open(path, flags, Mode::empty())?)

@@ -176,7 +176,7 @@ impl FlightRecorder {
     /// Does the same as [`begin`](Self::begin), for an operation that the calling thread issued at this time.
     #[inline(always)]
     pub fn begin_at(&self, operation: &Operation<'_>, at: Timestamp) -> Ticket {
-        // Invariant 4 of docs/ARCHITECTURE.md: nothing here waits, and a known operation allocates nothing.
+        // Invariant 4 of docs/ARCHITECTURE.md: in steady state nothing here waits or allocates.
         let words = self.map.words();
         // Invariant 2 of docs/ARCHITECTURE.md: record ids are given here and nowhere else.
         let id = words[header::LAST_ID].fetch_add(1, Ordering::Relaxed) + 1;
@@ -499,8 +499,8 @@ impl FlightRecorder {
     }
 
     /// Marks the ring as closed, at the end of a rank that ends well. Once all rings of the job on this host are
-    /// closed, the last rank removes their files, unless one holds a failure. Until then they show which ranks ended in
-    /// order. Also removes from the job's directory the rings that earlier attempts left: those of this rank, and those
+    /// closed, the last rank removes their files, unless one holds a failure. Until then they show which ranks ended
+    /// well. Also removes from the job's directory the rings that earlier attempts left: those of this rank, and those
     /// of processes that have ended. Recording continues to work, and another recorder of this process can take the
     /// name. Does nothing if the ring was closed before, also by [`mark_closed`](Self::mark_closed), which keeps the
     /// file.

@@ -69,7 +69,7 @@ impl<K> HashIndex<K> {
         index
     }
 
-    /// The row of the key with this hash that `matches`.
+    /// The row of the key with this hash that `matches` accepts.
     #[inline]
     fn find(&self, hash: u64, matches: impl Fn(&K) -> bool) -> Option<u32> {
         self.find_with_key(hash, matches).map(|(_, row)| row)

@@ -108,7 +108,7 @@ pub(super) struct Comm {
     /// Whether it was revoked: only management calls are accepted.
     pub(super) revoked: AtomicBool,
     pub(super) aborted: AtomicBool,
-    /// `ncclCommFinalize` or `ncclCommRevoke` was called (`finalizeCalled`).
+    /// Whether `ncclCommFinalize` or `ncclCommRevoke` was called (`finalizeCalled`).
     pub(super) finalizing: AtomicBool,
     /// Whether it was finalized: the other ranks may leave without an error.
     pub(super) finalized: AtomicBool,

@@ -219,8 +219,8 @@ pub(super) struct Part {
 }
 
 thread_local! {
-    /// The event of the thread's outermost group call; `None` if that was not reported. A plug-in that has no place for the
-    /// event gives no handle, and is not asked again in this group.
+    /// The event of the thread's outermost group call; `None` if that was not reported. A plug-in that has no place for
+    /// the event gives no handle, and is not asked again in this group.
     static GROUP: Cell<Option<Event>> = const { Cell::new(None) };
 }
 

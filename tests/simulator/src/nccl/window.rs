@@ -213,7 +213,7 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
     } else {
         std::ptr::with_exposed_provenance_mut(*start as usize + offset)
     };
-    // SAFETY: the caller lets a handle be written to `out`, which is not null.
+    // SAFETY: the caller lets an address be written to `out`, which is not null.
     unsafe { *out = at };
     SUCCESS
 }

@@ -41,8 +41,8 @@ pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// A rank stays away from an operation while a graph exists, so that the others abort under the graph, on a device as
-/// on the simulator.
+/// A rank stays away from an operation, so that the others abort while they hold a graph, on a device as on the
+/// simulator.
 pub(super) fn graph_absent(world: World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let numbers = gpu.buffer(&[1i64; 100])?;

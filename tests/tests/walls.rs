@@ -264,9 +264,9 @@ fn modules_use_only_those_below_them() {
     assert!(upward.is_empty(), "{}", upward.join("\n"));
 }
 
-/// The files of the recorder and the runtime that read the wall clock, each with what it reads the clock for. No
-/// deadline depends on it, and only the age of files: other ages are counted on the monotonic clock, which does not
-/// jump.
+/// Of the code that records, and of the runtime's core and backends, the files that read the wall clock, each with what
+/// it reads the clock for. No deadline depends on that clock, and no age but that of files: other ages are counted on
+/// the monotonic clock, which does not jump.
 const WALL_CLOCK: &[(&str, &str)] = &[
     (
         "recorder/src/record/clock/mod.rs",

@@ -83,7 +83,8 @@ fn run(options: &Options) -> Result<bool> {
         })
         .collect();
     if transports.is_empty() {
-        bail!("--transport is shm or tcp");
+        let given = options.transport.as_deref().unwrap_or_default();
+        bail!("there is no transport {given:?}; --transport must be shm or tcp");
     }
     let program = std::env::current_exe()?;
     let mut jobs: Vec<(&'static Row, Transport)> = Vec::new();

@@ -150,7 +150,7 @@ const WORLDS: u64 = 24;
 /// The world, counted from 0, after which the process's resources must no longer grow.
 const SETTLED: u64 = 8;
 
-/// Makes a world, works and shuts it down, again and again, and reports how the process's resources have changed since
+/// Makes a world, works in it and shuts it down, again and again, and reports how the process's resources have changed since
 /// the first worlds.
 fn make_worlds() -> Result<(), String> {
     let text = |error: rcomm::Error| error.to_string();

@@ -39,7 +39,7 @@ fn groups_are_split_off_one_another() {
         let ids = states.iter().filter_map(|state| state.split_once(':'));
         ids.map(|(id, _)| id.to_owned()).collect()
     };
-    // The ids of all communicators; a communicator has the same id on each of its ranks.
+    // Each rank prints the ids of all its communicators; a communicator has the same id on each of its ranks.
     assert_eq!(ids(0).len(), 5, "{}", outputs[0]);
     assert_eq!(ids(3).len(), 3, "{}", outputs[3]);
     assert_eq!(ids(0)[1], ids(2)[1]);
@@ -176,7 +176,7 @@ fn operations_are_captured_into_graphs() {
         const UNJOINED: &str = "904";
         assert_eq!(lines(&output, "not joined:"), [UNJOINED]);
         let states = lines(&output, "communicator");
-        // The captured operations, with their numbers in the record.
+        // The captured operations are stated with their numbers in the record.
         assert!(states[0].contains("\"4 operations, #2 to #6\""), "{output}");
     }
 }

@@ -137,7 +137,7 @@ fn after_steps(
 }
 
 #[test]
-fn trends_are_shown_without_root_causes_and_on_high_terminals() {
+fn trends_are_shown_without_root_causes_and_on_terminals_with_many_rows() {
     let steps = |situation, size| {
         let screen = after_steps(situation, size, [1, 2, 3, 4]);
         let line = screen.lines().find(|line| line.contains("steps/s"));
@@ -377,7 +377,7 @@ fn a_doubt_is_whole_on_the_first_screen_and_on_that_of_its_finding() {
 }
 
 #[test]
-fn doubts_that_are_too_long_for_a_low_screen_can_be_scrolled() {
+fn doubts_that_are_too_long_for_a_screen_with_few_rows_can_be_scrolled() {
     let mut state = showing(doubtful(0.5), (60, 12));
     press(&mut state, "<enter>");
     let screen = text::of(&state);
@@ -406,7 +406,7 @@ fn a_trend_without_values_says_why_and_a_small_value_is_not_zero() {
     let screen = text::of(&showing(snapshot, (80, 24)));
     let line = |name: &str| {
         let line = screen.lines().find(|line| line.contains(name));
-        line.unwrap_or_else(|| panic!("no line on {name}:\n{screen}"))
+        line.unwrap_or_else(|| panic!("no line about {name}:\n{screen}"))
             .trim_end()
             .to_owned()
     };

@@ -13,12 +13,12 @@ use std::process::Command;
 use std::time::Duration;
 
 const RANKS: u32 = 4;
-/// Environment variable with the behavior of the culprit: `stops` or `is late`. With `trains`, it is the behavior of
+/// Environment variable with the behavior of the culprit: `hangs` or `is late`. With `trains`, it is the behavior of
 /// all ranks.
 const BEHAVIOR: &str = "RCOMM_TOP_TEST_CULPRIT";
 
-/// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, if [`BEHAVIOR`] says so. In a job
-/// that `trains`, all ranks average gradients instead.
+/// Runs one rank of a loop of reductions; the culprit hangs, or joins late, if [`BEHAVIOR`] says so. In a job that
+/// `trains`, all ranks average gradients instead.
 pub(crate) fn run_as_a_rank() {
     let config = Config::from_environment().expect("the environment is that of a rank");
     let world = World::init(config).expect("the world starts");
@@ -31,7 +31,7 @@ pub(crate) fn run_as_a_rank() {
         world.step(step);
         world.phase("load data");
         match behavior.as_str() {
-            "stops" if is_culprit && step == 5 => loop {
+            "hangs" if is_culprit && step == 5 => loop {
                 std::thread::sleep(Duration::from_secs(1));
             },
             "is late" if is_culprit => std::thread::sleep(Duration::from_millis(30)),
@@ -135,7 +135,7 @@ fn signal(job: &Job, rank: u32, signal: Signal) {
 
 #[test]
 fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store() {
-    let (job, store) = job("stops");
+    let (job, store) = job("hangs");
     let arguments = ["--store", &store, "--overdue", "500ms", "--allow-actions"];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
@@ -162,7 +162,7 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
 #[test]
 fn a_rank_killed_after_the_hang_was_shown_appears_in_the_same_view() {
     for killed in [CULPRIT, 3] {
-        let (job, _) = job("stops");
+        let (job, _) = job("hangs");
         let rings = rings(&job);
         let arguments = ["--ring-dir", &rings, "--overdue", "500ms"];
         let mut session = Session::start(&arguments, job.folder());
@@ -177,7 +177,7 @@ fn a_rank_killed_after_the_hang_was_shown_appears_in_the_same_view() {
 
 #[test]
 fn kernel_wait_functions_of_local_threads_are_shown_without_requests() {
-    let (job, _) = job("stops");
+    let (job, _) = job("hangs");
     let rings = rings(&job);
     let mut session = Session::start(&["--ring-dir", &rings, "--overdue", "500ms"], job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
@@ -193,7 +193,7 @@ fn kernel_wait_functions_of_local_threads_are_shown_without_requests() {
 
 #[test]
 fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_asked() {
-    let (job, store) = job("stops");
+    let (job, store) = job("hangs");
     let arguments = ["--store", &store, "--overdue", "500ms", "--allow-actions"];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("STUCK");
@@ -217,7 +217,7 @@ fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_a
 #[test]
 fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_reported() {
     let secret = ("RCOMM_JOB_SECRET", "of this test");
-    let (job, store) = start("stops", &[secret, ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0")]);
+    let (job, store) = start("hangs", &[secret, ("RCOMM_ENDPOINT", "tcp:127.0.0.1:0")]);
     let look = |token: Option<&str>| -> Option<Report> {
         let mut command = Command::new(BINARY);
         command
@@ -250,7 +250,7 @@ fn endpoints_over_tcp_are_read_with_the_secret_of_the_job_and_a_refusal_is_repor
 
 #[test]
 fn local_ranks_are_asked_through_their_rings_and_a_dead_one_is_reported() {
-    let (job, _) = job("stops");
+    let (job, _) = job("hangs");
     let rings = rings(&job);
     let arguments = [
         "--ring-dir",
@@ -274,7 +274,7 @@ fn local_ranks_are_asked_through_their_rings_and_a_dead_one_is_reported() {
 
 #[test]
 fn no_rank_is_asked_for_a_dump_unless_actions_are_allowed() {
-    let (job, _) = job("stops");
+    let (job, _) = job("hangs");
     let rings = rings(&job);
     let mut session = Session::start(&["--ring-dir", &rings], job.folder());
     session.wait_text("test-");
@@ -408,7 +408,7 @@ fn the_steps_of_reducers_are_shown_live_and_counted() {
 
 #[test]
 fn views_that_need_records_work_through_a_collector() {
-    let (job, _) = job("stops");
+    let (job, _) = job("hangs");
     let mut options = rcomm_web::Options {
         ring_dir: Some(job.folder().join("rings")),
         ..rcomm_web::Options::default()

@@ -1,7 +1,7 @@
 //! Measures the overhead of the NCCL backend on a real device: calls through it are compared with direct calls of NCCL,
 //! alone and while the device does other work.
 //!
-//! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures; rank 0
+//! `device_bench [--quiet | --host]` is started once for each rank, as `device_rank` is. Every rank measures; rank 0
 //! prints the results on its standard output. With `--quiet`, all measurements run on small sizes and nothing is
 //! printed, since numbers have no meaning over a simulator. With `--host`, only the host's nanoseconds of a small call
 //! are measured: over a simulator, the difference from a raw call is the overhead of the backend without that of the

@@ -45,7 +45,7 @@ pub(crate) fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
 /// A C string as a `str`, with U+FFFD for invalid UTF-8; empty for NULL.
 ///
 /// # Safety
-/// `text` is NULL or ends with a zero byte, and stays unchanged.
+/// `text` is NULL or ends with a zero byte, and stays unchanged while the result is used.
 pub(crate) unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
     if text.is_null() {
         return "".into();

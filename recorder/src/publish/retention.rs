@@ -1,10 +1,10 @@
 //! Removes the files of old jobs that have died.
 //!
 //! Ring files are in memory, and a job that died leaves its rings for readers. Soon after the lowest rank of a job on a
-//! host has made its ring, the dead jobs below its directory are counted from the newest to the oldest, and those beyond the
-//! limits are removed with their rings and launch records. A job is dead if all its rings belong to processes of this host that are
-//! gone, and none of its launchers is alive. The newest dead job is kept however large it is, unless no jobs are to
-//! be kept.
+//! host has made its ring, the dead jobs below its directory are counted from the newest to the oldest, and those
+//! beyond the limits are removed with their rings and launch records. A job is dead if all its rings belong to
+//! processes of this host that are gone, and none of its launchers is alive. The newest dead job is kept however large
+//! it is, unless no jobs are to be kept.
 
 use crate::error::Result;
 use crate::publish::ring_reader::{RingListing, files_in};
@@ -112,9 +112,10 @@ impl KeptJobs {
     }
 }
 
-/// Removes the dead jobs beyond `kept` from the directory in which the job of this ring has its directory. Leaves that to a
-/// lower rank of the job that lives on this host: then this does nothing, and returns false, and a caller that learns
-/// later that ranks have ended calls it again. Errors are ignored: a job starts even if old rings cannot be removed.
+/// Removes the dead jobs beyond `kept` from the directory in which the job of this ring has its directory. Returns
+/// `false`, and removes nothing, if a lower rank of the job lives on this host: that rank removes them, and a caller
+/// that learns later that ranks have ended calls this again. Errors are ignored: a job starts even if old rings cannot
+/// be removed.
 pub fn remove_jobs_beside(own: &Storage, kept: &KeptJobs) -> bool {
     remove_beside(own, kept, None)
 }
@@ -171,7 +172,7 @@ fn host_name() -> String {
     system.nodename().to_string_lossy().into_owned()
 }
 
-/// The dead jobs of those that are looked at until then.
+/// The dead jobs of those that are looked at before `until`.
 fn dead_jobs(
     directory: &Path,
     jobs: BTreeMap<String, Vec<(RingName, PathBuf)>>,

@@ -54,7 +54,7 @@ impl Secret {
     /// All processes of the user get the same secret. Jobs derive theirs from it.
     ///
     /// # Errors
-    /// `Io` names the file that could not be read or written, and why.
+    /// `Io` names the file or folder that could not be used, and why.
     pub fn of_user() -> Result<Self> {
         let [usual, other] = folders();
         Self::in_folder(&usual).or_else(|error| Self::in_folder(&other).map_err(|_| error))

@@ -95,7 +95,14 @@ impl std::fmt::Display for Cause {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadProblem {
     /// Reading stopped early: the file is truncated or damaged.
-    #[error("{cause} at byte {at} of {of}; the {entries} complete entries before that were read")]
+    #[error(
+        "{cause} at byte {at} of {of}; {} read",
+        if *entries == 1 {
+            "the 1 complete entry before that was".to_owned()
+        } else {
+            format!("the {entries} complete entries before that were")
+        }
+    )]
     Stopped {
         /// Where reading stopped.
         at: usize,
@@ -255,6 +262,35 @@ fn beginning(bytes: &[u8]) -> String {
     {
         format!("\"{}\"", String::from_utf8_lossy(first))
     } else {
-        format!("bytes {first:02x?}")
+        let digits: Vec<String> = first.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("the bytes {}", digits.join(" "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bytes_of_a_foreign_file_are_shown_as_text_or_digits() {
+        let shown = |bytes: &[u8]| Dump::read(bytes).unwrap_err().to_string();
+        let text = "not a flight recorder dump: it begins with \"#!/bin/s\"";
+        assert_eq!(shown(b"#!/bin/sh"), text);
+        let digits = "not a flight recorder dump: it begins with the bytes 89 50 4e 47";
+        assert_eq!(shown(b"\x89PNG"), digits);
+    }
+
+    #[test]
+    fn one_complete_entry_is_not_called_entries() {
+        let stopped = |entries| ReadProblem::Stopped {
+            at: 7,
+            of: 7,
+            cause: Cause::Cut,
+            entries,
+        };
+        let one = "cut short at byte 7 of 7; the 1 complete entry before that was read";
+        assert_eq!(stopped(1).to_string(), one);
+        let two = "cut short at byte 7 of 7; the 2 complete entries before that were read";
+        assert_eq!(stopped(2).to_string(), two);
     }
 }

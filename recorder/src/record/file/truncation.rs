@@ -3,8 +3,8 @@
 //! Once a file is shorter than its mapping, an access to a missing page raises `SIGBUS`, which ends the process.
 //! Whoever may write to the file can cause that: the user who owns it, or a script of theirs that empties `/dev/shm`.
 //! No seal prevents it, since a file that has a name and outlives its process cannot be sealed. So a handler of that
-//! signal replaces a missing page of a ring with private memory, and the access is repeated. Every other `SIGBUS` goes to
-//! the handler that was there before, or ends the process as before.
+//! signal replaces a missing page of a ring with private memory, and the access is repeated. Every other `SIGBUS` goes
+//! to the handler that was there before, or ends the process as before.
 //!
 //! A handler that the program installs later, and that does not pass on what it does not know, ends this protection.
 

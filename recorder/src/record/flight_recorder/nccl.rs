@@ -188,8 +188,8 @@ impl Links {
         let mut rows = (0..PROBES.min(self.keys.len())).map(|probe| (first + probe) & mask);
         rows.find(|&row| {
             let seen = self.keys[row].load(Ordering::Relaxed);
-            // The key is exchanged for `PASSING` before `reuse` looks: a thread that begins a transfer on the row looks for the key
-            // afterwards ([`FlightRecorder::is_link_at`]), so one of the two sees the other.
+            // The key is exchanged for `PASSING` before `reuse` looks: a thread that begins a transfer on the row looks
+            // for the key afterwards ([`FlightRecorder::is_link_at`]), so one of the two sees the other.
             let claimed = seen & TAKEN != 0
                 && self.keys[row]
                     .compare_exchange(seen, PASSING, Ordering::SeqCst, Ordering::Relaxed)

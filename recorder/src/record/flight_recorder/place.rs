@@ -68,9 +68,9 @@ impl FlightRecorder {
         Some(path.with_file_name(ring.file_name()))
     }
 
-    /// Moves the ring to another job and rank, for a process that learns only later which ones it has. Its contents stay,
-    /// and so does the attempt. For a moment no file has the ring's name; a reader that has opened the ring keeps it.
-    /// A ring in the process's own memory only states another identity. Calls must be made one at a time.
+    /// Moves the ring to another job and rank, for a process that learns only later which ones it has. Its contents
+    /// stay, and so does the attempt. For a moment no file has the ring's name; a reader that has opened the ring keeps
+    /// it. A ring in the process's own memory only states another identity. Calls must be made one at a time.
     ///
     /// Makes some system calls for files.
     ///

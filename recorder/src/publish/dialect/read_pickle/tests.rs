@@ -65,7 +65,7 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
     }
 }
 
-/// The pieces of a pickle of protocol 2, and STOP.
+/// A pickle of protocol 2 that consists of these pieces and STOP.
 fn pickle(pieces: &[&[u8]]) -> Vec<u8> {
     [&[0x80, 2][..], &pieces.concat(), b"."].concat()
 }

@@ -68,8 +68,9 @@ impl State {
     }
 }
 
-/// The loss of one rank in one step, followed by half its gradient. The loss is the squared distance to a point that
-/// differs between ranks and steps. All numbers are whole and small, so their sums are exact in any order.
+/// The loss of one rank in one step, followed by half its gradient. The loss is the squared distance of the rounded
+/// weights to a point that differs between ranks and steps. All numbers are whole and small, so their sums are exact in
+/// any order.
 fn loss_and_gradient(weights: &[f32], step: u32, rank: u32) -> Vec<f32> {
     let target = |index: usize| (((step + rank) as usize * 3 + index) % 7) as f32;
     let gradient: Vec<f32> = (0..)

@@ -58,8 +58,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Writes to `gradients` the gradient of half the squared distance to a point that differs between ranks and steps. All
-/// numbers are whole and small, so their sums are exact in any order.
+/// Writes to `gradients` the gradient, at the rounded weights, of half the squared distance to a point that differs
+/// between ranks and steps. All numbers are whole and small, so their sums are exact in any order.
 fn gradient(weights: &[f32], step: u32, rank: u32, gradients: &mut [f32]) {
     for (index, (gradient, weight)) in gradients.iter_mut().zip(weights).enumerate() {
         let target = ((step + rank) as usize * 3 + index) % 7;
@@ -98,8 +98,9 @@ fn write_checkpoint(path: &Path, steps: u32, weights: &[f32]) -> Result<()> {
     let bits: Vec<String> = bits.collect();
     // A rank that is killed while it writes leaves the file of the step before.
     let temporary = path.with_extension("new");
-    std::fs::write(&temporary, format!("{steps}\n{}\n", bits.join(" ")))?;
-    std::fs::rename(&temporary, path).with_context(|| format!("cannot write {}", path.display()))
+    std::fs::write(&temporary, format!("{steps}\n{}\n", bits.join(" ")))
+        .and_then(|()| std::fs::rename(&temporary, path))
+        .with_context(|| format!("cannot write the checkpoint {}", path.display()))
 }
 
 /// The number of steps and the weights of a checkpoint.

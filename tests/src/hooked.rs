@@ -20,7 +20,7 @@ pub trait Hooks: Send + Sync + 'static {
     /// Called when another rank has reported a failure.
     fn failed_elsewhere(&self) {}
 
-    /// Before the backend is aborted.
+    /// Called before the backend is aborted.
     fn abort(&self) {}
 }
 

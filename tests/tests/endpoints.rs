@@ -84,7 +84,7 @@ fn over_tcp_an_endpoint_requires_the_token_and_lists_its_peers() {
         let unauthorized = EndpointClient::new(address.clone(), None);
         let error = unauthorized.status(soon()).unwrap_err().to_string();
         assert!(error.contains("token"), "{error}");
-        let token = EndpointToken::new("another token, long enough".replace(' ', "-")).unwrap();
+        let token = EndpointToken::new("another-token-long-enough".to_owned()).unwrap();
         let unauthorized = EndpointClient::new(address.clone(), Some(token));
         assert!(unauthorized.status(soon()).is_err());
         let client = EndpointClient::new(address, Some(secret.endpoint_token()));

@@ -153,8 +153,8 @@ struct HeldJob(std::process::Child);
 
 impl HeldJob {
     fn end(&self) {
-        // Not SIGINT, which a process ignores if a shell has started it in the background. The error is ignored: the
-        // processes may have ended already.
+        // A process ignores SIGINT if a shell has started it in the background, so SIGTERM is sent. The error is
+        // ignored: the processes may have ended already.
         let _ = kill_process_group(Pid::from_child(&self.0), Signal::TERM);
     }
 }

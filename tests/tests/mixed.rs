@@ -62,7 +62,7 @@ print("rank", rank, flush=True)
 /// Starts a script with the store's port; `None` if there is no Python with torch.
 fn python(script: &str, port: u16) -> Option<Child> {
     let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
-        // Written to the stream itself, because the test harness captures the output of macros.
+        // This is written to the stream itself, because the test harness captures the output of macros.
         let _ = writeln!(
             std::io::stderr(),
             "skipped: RCOMM_TEST_PYTHON names no Python with torch"

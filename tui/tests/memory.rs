@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Of a job of up to 16 ranks.
+/// The history's default budget for a job of up to 16 ranks, in bytes.
 const BUDGET: usize = 16 << 20;
 const RANKS: u32 = 8;
 const WINDOW: usize = 600;

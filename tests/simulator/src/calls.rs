@@ -1,6 +1,7 @@
-//! Counters for tests. The driver calls of each thread and its questions for times show the host cost of an operation
-//! whatever the load of the machine. The process's live events, live allocations of the library, destroys after an
-//! error, and joins are counted too. The functions exported here are not part of CUDA.
+//! Counters for tests. How many driver calls a thread has made, and how many of them asked for the time between two
+//! events, shows the host cost of an operation whatever the load of the machine. The process's live events, live
+//! allocations of the library, destroys after an error, and joins are counted too. The functions exported here are not
+//! part of CUDA.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,11 +18,11 @@ pub(crate) static JOINED: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     /// Driver calls of this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
-    /// Questions of this thread for the time between two events.
+    /// How often this thread has asked for the time between two events.
     static TIMES_READ: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts one question of the calling thread for the time between two events.
+/// Counts that the calling thread asks for the time between two events.
 pub(crate) fn note_time_read() {
     TIMES_READ.set(TIMES_READ.get() + 1);
 }

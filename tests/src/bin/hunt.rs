@@ -174,7 +174,7 @@ fn one(seed: u64, out: Option<&std::path::Path>) -> Result<ExitCode> {
         println!("  {}", tail(dump));
     }
     if let Some(folder) = out {
-        case.write(folder).context("write the records")?;
+        case.write(folder).context("cannot write the records")?;
         println!("the records are in {}", folder.display());
     }
     Ok(match grade {

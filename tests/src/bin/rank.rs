@@ -150,8 +150,8 @@ const WORLDS: u64 = 24;
 /// The world, counted from 0, after which the process's resources must no longer grow.
 const SETTLED: u64 = 8;
 
-/// Makes a world, works in it and shuts it down, again and again, and reports how the process's resources have changed since
-/// the first worlds.
+/// Makes a world, works in it and shuts it down, again and again, and reports how the process's resources have changed
+/// since the first worlds.
 fn make_worlds() -> Result<(), String> {
     let text = |error: rcomm::Error| error.to_string();
     let config = Config::from_environment().map_err(text)?;

@@ -6,8 +6,8 @@ use super::{Kind, Random, Spec};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
-/// Stops all ranks of the rank's host, and for [`Kind::HostsDown`] those of another host too, around the same point of
-/// their programs. `None` if only one rank would stop, if too little of the job is left, or if the same host was drawn
+/// Ends the programs of all ranks of the rank's host, and for [`Kind::HostsDown`] those of another host too, around the
+/// same point. `None` if only one rank would end, if too little of the job is left, or if the same host was drawn
 /// twice.
 pub(super) fn inject(
     kind: Kind,
@@ -26,7 +26,7 @@ pub(super) fn inject(
         }
         culprits.extend(spec.recording.ranks_of_host(other, world));
     }
-    // A host with one rank would be the fault of that rank, and at least two of the remaining ranks must wait.
+    // The fault of a host with one rank would be that of the rank, and at least two of the remaining ranks must wait.
     if culprits.len() < 2 || culprits.len() + 2 > world as usize {
         return None;
     }

@@ -5,9 +5,9 @@ use rcomm_analyzer::Code;
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// A rank stops issuing anything.
+    /// A rank issues nothing more.
     Stuck,
-    /// A rank stops, and leaves no record.
+    /// A rank crashes, and leaves no record.
     Crash,
     /// A rank leaves out one collective.
     Skip,
@@ -35,9 +35,9 @@ pub enum Kind {
     SendFirst,
     /// All ranks post their send before their receive: no rank deviates from the others.
     AllSendFirst,
-    /// All ranks of a host stop at nearly the same moment, and leave no record.
+    /// All ranks of a host crash at nearly the same moment, and leave no record.
     HostDown,
-    /// All ranks of two hosts stop at nearly the same moment, and leave no record.
+    /// All ranks of two hosts crash at nearly the same moment, and leave no record.
     HostsDown,
     /// A rank passes other members to the creation of a group, so that no collective of the group completes.
     Members,
@@ -65,8 +65,8 @@ pub enum Kind {
     Stalled,
     /// A rank's ring holds less than a step of a program that names its steps.
     ShortRing,
-    /// A rank stops, and the other hosts issue so far ahead of their devices that the operations in progress have left
-    /// the rings.
+    /// A rank issues nothing more, and the other ranks' hosts issue so far ahead of their devices that the operations
+    /// in progress have left the rings.
     Overrun,
     /// A rank's recorder lost records because writers collided.
     Dropped,
@@ -121,7 +121,7 @@ impl Kind {
         Self::AllSendFirst,
     ];
 
-    /// Kinds that stop all ranks of a host.
+    /// Kinds in which all ranks of a host crash.
     pub const HOSTS: &'static [Self] = &[Self::HostDown, Self::HostsDown];
 
     /// Kinds that are reported by a warning, or that do not stop the job.

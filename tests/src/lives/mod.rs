@@ -7,7 +7,7 @@
 //! | `table` | the rows, with the answers that are right for each |
 //! | `rank` | what the ranks of these jobs do |
 //! | `job` | a job under its launcher, and what is done to it from outside |
-//! | `look` | the judgments of live rings, of left rings and of dumps |
+//! | `look` | the judgments of live rings, of the rings that a job has left, and of dumps |
 //! | `run` | the run of one row, and the check of all its answers |
 
 mod job;

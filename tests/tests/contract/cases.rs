@@ -105,8 +105,8 @@ impl<'a> Cases<'a> {
         );
     }
 
-    /// Checks the collectives on elements of this type: each but a scatter in its blocking form, and some in their
-    /// asynchronous form.
+    /// Checks the collectives on elements of this type: each but a scatter and a coalesced reduce-scatter in its
+    /// blocking form, and some in their asynchronous form.
     pub(crate) fn check<T: Scalar>(&mut self) {
         self.check_reductions::<T>();
         self.check_rooted::<T>();

@@ -59,7 +59,7 @@ fn buckets_that_are_sent_are_memory_that_other_ranks_map() {
             files.iter().all(|file| !file.contains("rcomm")),
             "{files:?}"
         );
-        // One that is set later takes them, too.
+        // A hook that is set later takes vectors, too.
         reducer.set_hook(Some(Box::new(AllReduceHook))).unwrap();
         place(&mut reducer);
         reducer.set_hook(None).unwrap();

@@ -146,7 +146,7 @@ fn agreements_on_the_remaining_members_leave_no_keys_and_refuse_a_member_that_co
         match rank {
             0 => assert_eq!(three.find_absent(usual).unwrap(), [2]),
             1 => {
-                wait_until("rank 0", || {
+                wait_until("rank 0 to wait", || {
                     let keys = agreement_keys(&world, "absent");
                     keys.iter()
                         .any(|key| key.ends_with("absent/1/0"))

@@ -63,7 +63,7 @@ fn a_job_that_ends_while_it_is_watched_is_over_and_its_rings_are_named() {
 #[test]
 fn processes_of_the_next_attempt_are_named_by_the_title_and_by_the_sentence() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
-    // Processes are searched on the whole node, so the job's name is that of no other test.
+    // Processes are searched for on the whole node, so the job's name is that of no other test.
     let job = format!("next-attempt-{}", std::process::id());
     let rings: Vec<_> = (0..WORLD)
         .map(|rank| ring_of(&job, directory.path(), rank, 40))
@@ -247,7 +247,7 @@ fn a_panic_while_drawing_restores_the_terminal_and_the_status_says_so() {
                 .contents()
                 .contains("the third frame cannot be drawn")
     });
-    // The exit status of a test program with a test that panicked.
+    // A test program in which a test has panicked exits with this status.
     assert_eq!(session.end(), 101);
 }
 

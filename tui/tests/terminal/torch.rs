@@ -1,12 +1,12 @@
 //! A real PyTorch job with its debug server. Needs `RCOMM_TEST_PYTHON`, a Python that has torch with
-//! `torch.distributed.debug`; without it the test prints that it skips.
+//! `torch.distributed.debug`; without it, the test prints that it is skipped.
 
 use crate::session::{Session, run};
 use rcomm_tests::process::{Job, free_port};
 use std::io::Write as _;
 use std::process::Command;
 
-/// Two ranks; rank 1 stops joining after five sums.
+/// Two ranks; rank 1 hangs after five sums.
 const PROGRAM: &str = r#"
 import time
 import torch

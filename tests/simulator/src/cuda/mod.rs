@@ -1,6 +1,6 @@
-//! The symbols of `libcuda.so.1`. Contracts are those of `cuda.h`: a pointer to a result is aligned and valid for
-//! writing one value of its type; a text ends with a NUL; the caller keeps the memory of a stream's work as the manual
-//! asks until that work is done. Any handle may be passed: one that is not live ends the process.
+//! The symbols of `libcuda.so.1`. Contracts are those of `cuda.h`: a pointer to a result is null, or aligned and valid
+//! for writing one value of its type; a text ends with a NUL; the caller keeps the memory of a stream's work as the
+//! manual asks until that work is done. Any handle may be passed: one that is neither live nor null ends the process.
 //!
 //! There are eight devices, which share host memory. Contexts are primary contexts, stacked on each thread.
 

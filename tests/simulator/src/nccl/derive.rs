@@ -148,8 +148,8 @@ unsafe fn derive(
             }
             Err(status) => status,
         };
-        // Before the job ends: a thread that stops the communicator waits for the job, then sets the final
-        // state.
+        // The state is set before the job ends: a thread that stops the communicator waits for the job, then
+        // sets the final state.
         let status = parent.set_state(status);
         drop(job);
         status

@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
     match memory::allocate_shared(size) {
         None => fail(UNHANDLED_CUDA_ERROR, "Cuda failure 2 'out of memory'"),
         Some(at) => {
-            // SAFETY: the caller lets a handle be written to `out`, which is not null.
+            // SAFETY: the caller lets an address be written to `out`, which is not null.
             unsafe { *out = std::ptr::with_exposed_provenance_mut(at as usize) };
             LIVE_MEMORY.fetch_add(1, Ordering::Relaxed);
             SUCCESS

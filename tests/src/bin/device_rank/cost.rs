@@ -19,7 +19,7 @@ pub(super) fn host_cost(world: &World, gpu: &Gpu) -> Result<()> {
     let busy = || Gate::shut(world, gpu).map(Some);
     print_cost(world, "a busy stream of the program", &of_program, &busy)?;
     print_cost(world, "the group's stream", &of_group, &idle)?;
-    // This thread has the device's context, other threads of a program need not.
+    // This thread has the device's context; other threads of a program may have none.
     std::thread::scope(|scope| {
         let print = || print_cost(world, "a thread without context", &of_program, &idle);
         let thread = scope.spawn(print);
@@ -61,7 +61,7 @@ fn print_cost(
             .try_for_each(|work| work.wait().map(drop))?;
         Ok([calls, used.count_total])
     };
-    // Events, and the space of lists, are made once: after some rounds there is enough of them.
+    // Events and the memory of lists are kept for later operations: after some rounds there is enough of both.
     let mut least = round()?;
     for _ in 0..20 {
         let next = round()?;
@@ -72,8 +72,8 @@ fn print_cost(
     Ok(())
 }
 
-/// Switches timing on and off. Prints each time the cost of operations, and whether an operation on the device and one on
-/// the host have a duration.
+/// Switches timing on and off. Prints each time the cost of operations, and whether an operation on the device and one
+/// on the host have a duration.
 pub(super) fn switched_timing(world: &World, gpu: &Gpu) -> Result<()> {
     let numbers = gpu.buffer(&[1i64; 100])?;
     let group = world.group();

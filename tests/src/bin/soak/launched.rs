@@ -58,7 +58,10 @@ pub(crate) fn try_round(plan: &Plan, limits: &Limits) -> anyhow::Result<()> {
         ensure!(Instant::now() < until, "the launcher does not end");
         std::thread::sleep(Duration::from_millis(5));
     };
-    ensure!(!status.success(), "the launcher was not ended: {status}");
+    ensure!(
+        !status.success(),
+        "the launcher succeeded, although it should have been killed or asked to end"
+    );
     let until = Instant::now() + Duration::from_secs(GRACE) + limits.slack;
     loop {
         match alive.try_lock() {

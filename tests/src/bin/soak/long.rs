@@ -2,7 +2,7 @@
 
 use crate::draw::Plan;
 use crate::{ENDING, Limits, RankReport, Ranks, Sample, Soak, rank};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use rcomm::{Config, World};
 use rcomm_tests::usage::{Usage, peak_memory_kib, resident_memory_kib};
 use std::time::{Duration, Instant};
@@ -67,12 +67,14 @@ pub(crate) fn soak(args: &Soak) -> anyhow::Result<bool> {
 /// # Errors
 /// A wrong result, an error, a leak, or a resource of which the rank used more at the end than at the beginning.
 fn judge(report: &RankReport) -> anyhow::Result<String> {
-    ensure!(report.wrong.is_empty(), "{:?}", report.wrong);
-    ensure!(report.error.is_none(), "{:?}", report.error);
+    ensure!(report.wrong.is_empty(), "{}", report.wrong.join("; "));
+    if let Some(error) = &report.error {
+        bail!("{error}");
+    }
+    let (fds, threads) = report.left;
     ensure!(
-        report.left.0 <= 0 && report.left.1 <= 0,
-        "left descriptors and threads: {:?}",
-        report.left
+        fds <= 0 && threads <= 0,
+        "at the end it has {fds} more descriptors and {threads} more threads than at the start"
     );
     let samples = &report.samples;
     let (first, last) = match samples.len() {

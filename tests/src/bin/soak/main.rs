@@ -283,8 +283,8 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         totals.memory_kib = totals.memory_kib.max(report.memory_kib);
         ensure!(
             report.wrong.is_empty(),
-            "rank {rank} got wrong results: {:?}",
-            report.wrong
+            "rank {rank} got wrong results: {}",
+            report.wrong.join("; ")
         );
         let (fds, threads) = report.left;
         ensure!(

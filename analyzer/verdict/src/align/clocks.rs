@@ -7,6 +7,7 @@
 //! follows from how much the means of stretches of the record differ. For a recorder that records no completion times,
 //! issue times are used. The estimate spreads from group to group to all ranks; the ranks of one host share a clock.
 
+use crate::align::record::Record;
 use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -87,6 +88,26 @@ fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
                 offset.ns = median_ns;
                 offset.error_ns = Some((error as f64 / root) as i64);
             }
+        }
+    }
+}
+
+/// Gives each record without an offset that of another record of its host: the ranks of a host share a clock. A rank
+/// that ended before its first collective has no other way to be compared.
+pub(crate) fn take_from_host(records: &[Record], offsets: &mut [Option<Offset>]) {
+    let known = |(record, offset): (&Record, &Option<Offset>)| {
+        let host = record.identity.host.clone();
+        offset
+            .filter(|_| !host.is_empty())
+            .map(|offset| (host, offset))
+    };
+    let known: HashMap<String, Offset> = match offsets.iter().any(Option::is_none) {
+        true => records.iter().zip(&*offsets).filter_map(known).collect(),
+        false => return,
+    };
+    for (record, offset) in records.iter().zip(offsets) {
+        if offset.is_none() {
+            *offset = known.get(&record.identity.host).copied();
         }
     }
 }

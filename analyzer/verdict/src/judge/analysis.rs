@@ -214,7 +214,7 @@ fn judge(
     let entries = ops_read - (ops_selected - count_ops(&records));
     timeouts::note(shared, &mut records);
     note_versions(&records, &mut problems);
-    let (mut aligned, clocks) = match in_step {
+    let (mut aligned, mut clocks) = match in_step {
         Some((alignment, clocks)) => {
             let aligned = Aligned::again(shared, &records, alignment, policy.world_size);
             (aligned, clocks)
@@ -225,6 +225,7 @@ fn judge(
             (aligned, clocks)
         }
     };
+    clocks::take_from_host(&records, &mut clocks);
     let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();

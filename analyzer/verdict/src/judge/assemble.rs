@@ -539,6 +539,8 @@ fn verdict(
         return match root.code {
             E103 | E104 | E105 | E110 | E111 | E112 | E113 | E114 | E121 => Verdict::Mismatch,
             E150 if ctx.life.end.is_some() => Verdict::Crashed,
+            // No process is left that waits, and one signal may have ended them all.
+            E150 if !ctx.life.possible().is_empty() => Verdict::Inconclusive,
             // Running operations do not need the store.
             E153 if ctx.policy.snapshot && !ctx.is_anything_overdue() => Verdict::Running,
             _ => Verdict::Stuck,

@@ -20,6 +20,7 @@ mod quiet;
 mod stopped;
 mod then;
 mod timed_out;
+mod together;
 mod unmade;
 mod unnoted;
 mod unproven;

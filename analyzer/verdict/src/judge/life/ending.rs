@@ -227,6 +227,10 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
                     [] => format!(
                         "the job was over at {last_time}; the records do not show whose process ended first"
                     ),
+                    [only] => format!(
+                        "the job was over at {last_time}: the process of rank {only} ended before others, and one signal \
+                         may have ended them all"
+                    ),
                     possible => format!(
                         "the job was over at {last_time}; one of {} ended first, and the records do not show which",
                         format_ranks(possible)

@@ -10,6 +10,7 @@ pub(crate) mod ending;
 mod gave_up;
 pub(crate) mod interrupted;
 mod order;
+mod outlived;
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
@@ -42,6 +43,9 @@ pub(crate) struct Life {
     first: Vec<Rank>,
     /// Whether some of `first` may have ended because of others of `first`.
     is_open: bool,
+    /// If no process that left a record is left, and it is not known whose ended first: the ranks of which one may have
+    /// been the first, ascending, with those that left no record. Empty if it may have been any.
+    possible: Vec<Rank>,
     /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
     /// Events after this common time, ns, may already belong to the end of the whole job.
@@ -83,11 +87,6 @@ impl End {
     /// had lasted.
     pub(crate) fn leaves_ages_open(&self) -> bool {
         !self.is_dated && matches!(self.kind, EndKind::Cancelled | EndKind::Unknown)
-    }
-
-    /// If one of several ranks' processes ended first, these ranks, ascending.
-    pub(crate) fn possible(&self) -> &[Rank] {
-        &self.possible
     }
 
     /// Whether the time of the end is known.
@@ -180,6 +179,17 @@ impl Life {
             .map(|process| process.rank)
             .collect();
         let is_open = end.is_none() && !matches!(order, Order::First(_));
+        let possible = match (&end, &order) {
+            (Some(end), _) => end.possible.clone(),
+            (None, Order::OneOf(possible)) if none_left && !possible.is_empty() => {
+                let named: HashSet<Rank> = possible.iter().copied().collect();
+                let expected = aligned.expected.iter().copied();
+                expected
+                    .filter(|rank| named.contains(rank) || !gone_ranks.contains(rank))
+                    .collect()
+            }
+            _ => Vec::new(),
+        };
         let mut first = match (&end, order) {
             (Some(end), _) => end.first.clone(),
             (None, Order::First(mut order)) => {
@@ -206,6 +216,7 @@ impl Life {
             none_left_ns: (none_left && is_dated).then_some(last_ns),
             end,
             is_open: is_open && follow_each_other(aligned, &gone, &first),
+            possible,
             first,
             gone: gone
                 .into_iter()
@@ -251,6 +262,12 @@ impl Life {
     /// was the first is not recorded.
     pub(crate) const fn is_order_open(&self) -> bool {
         self.is_open
+    }
+
+    /// If no process that left a record is left, and it is not known whose ended first: the ranks of which one may have
+    /// been the first, ascending. Empty if it may have been any.
+    pub(crate) fn possible(&self) -> &[Rank] {
+        &self.possible
     }
 
     /// When the last process that left a record ended, common time, ns, if none of these is left and nothing shows how

@@ -1,6 +1,7 @@
 //! Finds out which processes ended first.
 
 use super::gave_up::timed_out;
+use super::outlived::Outlived;
 use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
@@ -366,8 +367,16 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     if let Some(unasked_ns) = unasked_ns.map(|process| process.at_ns).min() {
         possible.retain(|process| !was_asked(aligned, process) || process.at_ns < unasked_ns);
     }
-    let ranks = ranks_of(&possible);
     // A signal that ends a whole job ends some processes before others notice, and those that notice last never do.
+    let none_left = none_is_left(aligned, gone);
+    let mut is_outlived = true;
+    if none_left {
+        let outlived = Outlived::new(aligned, gone);
+        let survived = |process: &&Gone| process.in_order || outlived.has(process.rank);
+        is_outlived = possible.iter().any(survived);
+        possible.retain(|process| !is_outlived || survived(process));
+    }
+    let ranks = ranks_of(&possible);
     let named: HashSet<Rank> = ranks.iter().copied().collect();
     let mut ends: Vec<i64> = possible.iter().map(|process| process.at_ns).collect();
     ends.sort_unstable();
@@ -383,14 +392,14 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     let unaware: Vec<&Gone> = unaware.filter(near).collect();
     match possible.len() {
         0 => Order::OneOf(ranks),
-        _ if !unaware.is_empty() && none_is_left(aligned, gone) => {
+        _ if none_left && !(is_outlived && unaware.is_empty()) => {
             possible.extend(unaware);
             Order::OneOf(ranks_of(&possible))
         }
         1 => Order::First(ranks),
         // Once no process is left, a launcher may have terminated those that were lost later.
         _ if possible.iter().all(is_lost)
-            && (!none_is_left(aligned, gone) || were_lost_together(aligned, &named)) =>
+            && (!none_left || were_lost_together(aligned, &named)) =>
         {
             Order::First(ranks)
         }
@@ -427,7 +436,7 @@ fn harm_ns(aligned: &Aligned<'_>) -> Option<i64> {
 }
 
 /// The failures by which a record states that another rank is gone.
-fn losses(record: &Record) -> impl Iterator<Item = &Failure> {
+pub(super) fn losses(record: &Record) -> impl Iterator<Item = &Failure> {
     let other = |rank: &Rank| *rank != record.rank;
     let failures = record.failures.iter();
     failures.filter(move |failure| {
@@ -458,7 +467,7 @@ fn none_is_left(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
 }
 
 /// Signs of life that are no further apart than this, ns, show no order.
-fn apart_ns(aligned: &Aligned<'_>) -> i64 {
+pub(super) fn apart_ns(aligned: &Aligned<'_>) -> i64 {
     match on_one_host(aligned) || aligned.clock_known.iter().all(|&is_known| is_known) {
         true => TOGETHER_NS,
         false => CLOCKS_AGREE_NS,
@@ -551,7 +560,7 @@ pub(super) fn is_inside(record: &Record) -> bool {
 
 /// When the last of the operations of a record failed that failed well before their time-outs, common time, ns. `None`
 /// if there are none, without those that are history ([`is_history`]).
-fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
+pub(super) fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
     let ops = aligned.records[record].ops.iter();
     let failed =
         ops.filter(|op| op.state == EntryState::Failed && !is_history(aligned, record, op));

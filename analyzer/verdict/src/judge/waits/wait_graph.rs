@@ -146,7 +146,7 @@ impl WaitGraph {
                 // An operation that was pending when the record was taken may have ended since, so its age counts only
                 // up to when the record was taken. The record of a dead process no longer changes, so its operations
                 // age while others live.
-                let dead = life.end.is_none() && life.gone(aligned.records[record].rank).is_some();
+                let dead = life.lives_on() && life.gone(aligned.records[record].rank).is_some();
                 // A launch record dates an end more exactly than the last sign of life, which on a busy host may be
                 // seconds older.
                 let ended = life.gone(aligned.records[record].rank);

@@ -9,7 +9,6 @@ use super::timed_out::late;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
-use crate::judge::life::End;
 use crate::judge::overcome::is_overcome;
 use crate::judge::waits::wait_graph::Node;
 use crate::report::format::{format_ranks, printable, time_of_day};
@@ -218,15 +217,21 @@ fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     draft.confidence = 0.5;
 }
 
-/// Makes the ranks of which one ended first alternatives, if there are several and the culprits are among them. Of
-/// several culprits, none is blamed then.
+/// Makes the ranks of which one ended first alternatives. Culprits that are not among them are blamed no more, and of
+/// several culprits none is.
 fn leave_order_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
-    let possible = ctx.life.end.as_ref().map_or(&[][..], End::possible);
-    let is_possible = |rank: &Rank| possible.contains(rank);
-    if possible.len() < 2
-        || !draft.alternatives.is_empty()
-        || !draft.culprits.iter().all(is_possible)
-    {
+    let possible = ctx.life.possible();
+    if possible.is_empty() || !draft.alternatives.is_empty() {
+        return;
+    }
+    draft.confidence = draft.confidence.min(0.5);
+    draft
+        .culprits
+        .retain(|rank| possible.binary_search(rank).is_ok());
+    if let [only] = possible {
+        draft.doubts.push(format!(
+            "no process gave a sign of life after it had lost rank {only}: one signal may have ended them all"
+        ));
         return;
     }
     draft.doubts.push(format!(
@@ -235,7 +240,6 @@ fn leave_order_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
         format_ranks(possible)
     ));
     draft.alternatives = possible.iter().take(16).map(|&rank| vec![rank]).collect();
-    draft.confidence = draft.confidence.min(0.5);
     if draft.culprits.len() > 1 {
         draft.culprits.clear();
     }

@@ -1,0 +1,73 @@
+//! Whether others outlived the end of a process: then it was not one of many that a signal ended together.
+
+use super::order::{apart_ns, failed_early, losses, was_asked};
+use super::{Gone, NOTICED_NS, TOGETHER_NS};
+use crate::align::Aligned;
+use crate::judge::overcome::is_overcome;
+use rcomm_recorder::model::Rank;
+use std::collections::BTreeSet;
+
+/// Whose ends others outlived.
+pub(super) struct Outlived {
+    /// Of the ranks whose ends others noted by name: those that were outlived.
+    named: BTreeSet<Rank>,
+    /// Whether an end was outlived that a process suffered from without naming a rank.
+    is_any: bool,
+}
+
+impl Outlived {
+    /// The ends that the processes of `gone` noticed, and others outlived. A signal that ends all processes ends some
+    /// before others, and these may just have time to notice: then no process gives a sign of life after that, and none
+    /// that noticed notes an exit of its own.
+    pub(super) fn new(aligned: &Aligned<'_>, gone: &[Gone]) -> Self {
+        let are_related = apart_ns(aligned) == TOGETHER_NS;
+        let last_sign = |without: Option<Rank>| {
+            let others = gone.iter().filter(|process| Some(process.rank) != without);
+            others.max_by_key(|process| process.seen_ns)
+        };
+        let last = last_sign(None).filter(|_| are_related);
+        let last_but_one = last.and_then(|last| last_sign(Some(last.rank)));
+        let mut outlived = Self {
+            named: BTreeSet::new(),
+            is_any: false,
+        };
+        for process in gone {
+            let ended_itself = process.exit.is_some()
+                && !process.was_signalled
+                && !process.in_order
+                && !was_asked(aligned, process);
+            let is_outlived = |noticed_ns: i64, lost: Option<Rank>| {
+                let survivors = [Some(process), last, last_but_one].into_iter().flatten();
+                let mut survivors = survivors.filter(|process| Some(process.rank) != lost);
+                let lived_on =
+                    |other: &Gone| other.seen_ns.saturating_sub(noticed_ns) >= NOTICED_NS;
+                ended_itself || survivors.any(lived_on)
+            };
+            for record in aligned.records_of(process.rank) {
+                let offset_ns = aligned.offsets_ns[record];
+                let mut is_named = false;
+                for failure in losses(&aligned.records[record]) {
+                    if is_overcome(aligned, record, failure, None) {
+                        continue;
+                    }
+                    is_named = true;
+                    let noticed_ns = failure.time_ns.saturating_sub(offset_ns);
+                    let lost = failure.ranks.iter().copied();
+                    let lost = lost.filter(|&rank| {
+                        rank != process.rank && is_outlived(noticed_ns, Some(rank))
+                    });
+                    outlived.named.extend(lost);
+                }
+                outlived.is_any |= !is_named
+                    && failed_early(aligned, record)
+                        .is_some_and(|noticed_ns| is_outlived(noticed_ns, None));
+            }
+        }
+        outlived
+    }
+
+    /// Whether others outlived the end of this rank's process.
+    pub(super) fn has(&self, rank: Rank) -> bool {
+        self.is_any || self.named.contains(&rank)
+    }
+}

@@ -5,6 +5,7 @@
 //! sibling groups (of the same family) issued under the number; and the group's own past, that is, which call followed
 //! the same calls before. If nothing decides, every part is an alternative.
 
+use crate::align::record::NONE;
 use crate::align::signature::CallDifference;
 use crate::align::{Aligned, GroupIx, Numbers, RecordIx};
 use rcomm_recorder::model::{EntryState, Layout, OpType, Pattern, Rank};
@@ -265,17 +266,25 @@ fn judge(
             .copied()
             .unwrap_or(part.call);
     }
-    let mut parts: Vec<AgreeingMembers> = parts.into_iter().map(|(_, part)| part).collect();
-    parts.sort_by(|a, b| (b.ranks.len(), &a.ranks).cmp(&(a.ranks.len(), &b.ranks)));
-    let ground = put_right_first(aligned, group, seq, &mut parts);
-    Some(Disagreement {
+    let parts: Vec<AgreeingMembers> = parts.into_iter().map(|(_, part)| part).collect();
+    let mut disagreement = Disagreement {
         group,
         seq,
         parts,
         difference: most_severe,
-        ground,
+        ground: Ground::Nothing,
         completed,
-    })
+    };
+    let by_size = |a: &AgreeingMembers, b: &AgreeingMembers| {
+        (b.ranks.len(), &a.ranks).cmp(&(a.ranks.len(), &b.ranks))
+    };
+    disagreement.parts.sort_by(by_size);
+    disagreement.ground = put_right_first(aligned, group, seq, &mut disagreement.parts);
+    if disagreement.ground == Ground::Past && is_new_branch(aligned, &disagreement) {
+        disagreement.ground = Ground::Nothing;
+        disagreement.parts.sort_by(by_size);
+    }
+    Some(disagreement)
 }
 
 /// Moves the right part to the front of `parts`, which are ordered by size, and returns why it is right.
@@ -416,6 +425,35 @@ fn past_votes(
         }
     }
     votes
+}
+
+/// Whether a part that is not right according to the group's past took a branch of the program for the first time: its
+/// call never came before, and it comes from another line, or the calls that follow are shifted or in another order.
+/// The past does not show then whether the branch was due, as an evaluation after some steps is.
+fn is_new_branch(aligned: &Aligned<'_>, disagreement: &Disagreement) -> bool {
+    let ops = |record: RecordIx| {
+        let mut lanes = aligned.lanes[record].iter();
+        let lane = lanes.find(|lane| lane.group == disagreement.group)?;
+        let index = aligned.find(record, lane, disagreement.seq).ok()?;
+        let op = move |position: &u32| aligned.op(record, *position);
+        Some((
+            lane.collectives[..index].iter().map(op),
+            op(&lane.collectives[index]),
+        ))
+    };
+    let Some((_, right)) = ops(disagreement.parts[0].records[0]) else {
+        return false;
+    };
+    disagreement.parts.iter().skip(1).any(|part| {
+        let record = part.records[0];
+        let Some((mut past, op)) = ops(record) else {
+            return false;
+        };
+        let is_elsewhere = op.stack != NONE && right.stack != NONE && op.stack != right.stack;
+        let calls = &aligned.shared.calls;
+        past.all(|before| calls.difference(before.call, part.call).is_some())
+            && (is_elsewhere || shift(aligned, disagreement, record) != Shift::None)
+    })
 }
 
 /// How the calls of a rank relate to those of the right part from the first difference on.

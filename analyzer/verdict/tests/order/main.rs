@@ -308,3 +308,37 @@ fn a_job_with_an_operation_that_only_its_groups_status_shows_is_not_called_healt
     let report = analyze(&dumps(5), &Policy::default());
     assert_eq!(report.verdict, Verdict::Healthy);
 }
+
+/// Two ranks that run the same program: three all_reduces from line 300 in each step, and from line 310, or `other`, one
+/// of another size after the second step. Rank 0 leaves that one out, and it is the first that does not end.
+fn with_a_new_call(other: u32) -> Vec<Dump> {
+    let step = [300; 3];
+    let usual = [&step[..], &step, &step].concat();
+    let more = [&step[..], &step, &[other], &step].concat();
+    let mut dumps = from_lines(&[&usual, &more]);
+    for (rank, dump) in dumps.iter_mut().enumerate() {
+        let mut small = dump.signatures[0].clone();
+        (small.input_sizes, small.output_sizes) = (vec![vec![1]], vec![vec![1]]);
+        dump.signatures.push(small);
+        for entry in &mut dump.entries[6..] {
+            (entry.state, entry.retired) = (EntryState::Scheduled, false);
+            entry.time_discovered_started_ns = 0;
+            entry.time_discovered_completed_ns = 0;
+        }
+        if rank == 1 {
+            dump.entries[6].signature = 3;
+        }
+    }
+    dumps
+}
+
+#[test]
+fn of_two_ranks_neither_is_blamed_where_one_takes_a_branch_for_the_first_time() {
+    // The branch may be due, as an evaluation after some steps is.
+    let report = analyze(&with_a_new_call(310), &Policy::default());
+    assert_eq!(report.verdict, Verdict::Mismatch);
+    let finding = &report.findings[0];
+    assert_eq!(finding.culprit_ranks, [0; 0], "{finding:?}");
+    assert_eq!(finding.alternatives, [vec![0], vec![1]]);
+    assert!(finding.confidence <= 0.5, "{finding:?}");
+}

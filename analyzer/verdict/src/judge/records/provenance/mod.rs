@@ -72,9 +72,9 @@ pub(crate) fn select(
 /// The alignment of records that do not contradict each other, and the offsets of their clocks.
 pub(crate) type InStep = (Alignment, Vec<Option<clocks::Offset>>);
 
-/// Keeps the records of one job: one with living processes before all others, then one that was left about last, by most
-/// of its ranks, then the most frequent, then that of the newest record; and of it the newest attempt. Only rcomm's
-/// records state these; a record that states no job is kept.
+/// Keeps the records of one job: one with living processes before all others, unless a single process is left over of
+/// it; then one that was left about last, by most of its ranks, then the most frequent, then that of the newest record;
+/// and of it the newest attempt. Only rcomm's records state these; a record that states no job is kept.
 fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     #[derive(Default)]
     struct Job {
@@ -83,6 +83,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
         ranks: u32,
         left_ns: i64,
         newest_ns: i64,
+        begun_ns: i64,
         lives: bool,
     }
     let mut jobs: BTreeMap<String, Job> = BTreeMap::new();
@@ -97,16 +98,23 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
         let left_ns = own_written_ns(record).unwrap_or(record.latest_ns());
         job.left_ns = job.left_ns.max(left_ns);
         job.newest_ns = job.newest_ns.max(record.latest_ns());
+        job.begun_ns = job.begun_ns.max(record.identity.begun_ns);
         job.lives |= record.lives();
     }
     let last_ns = jobs.values().map(|job| job.left_ns).max().unwrap_or(0);
+    // A rank that has died leaves no dump, so the job that hangs may have fewer.
+    let is_whole = |job: &Job| job.ranks > 0 && job.members.len() * 2 > job.ranks as usize;
+    // A process may be left over of a job after which another began.
+    let is_left_over = |job: &Job| {
+        let is_later = |other: &Job| is_whole(other) && other.begun_ns > job.begun_ns;
+        let is_one = job.members.len() == 1 && !is_whole(job) && job.begun_ns > 0;
+        is_one && jobs.values().any(is_later)
+    };
     let rank = |job: &Job| {
         let is_left_last = last_ns.saturating_sub(job.left_ns) < ONE_LOOK_NS;
-        // A rank that has died leaves no dump, so the job that hangs may have fewer.
-        let is_whole = job.ranks > 0 && job.members.len() * 2 > job.ranks as usize;
         (
-            job.lives,
-            is_left_last && is_whole,
+            job.lives && !is_left_over(job),
+            is_left_last && is_whole(job),
             job.records,
             job.newest_ns,
         )

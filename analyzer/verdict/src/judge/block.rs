@@ -15,16 +15,27 @@ pub(crate) struct Block {
     per_host: Option<u32>,
     /// Whether `per_host` comes from the hosts that records name, and not from the numbers of the ranks.
     named: bool,
+    /// Whether as many records, lost one by one, would often have left a block, too.
+    is_chance: bool,
 }
 
+/// From this probability on, 0..1, a block of lost records may be chance.
+const MAY_BE_CHANCE: f64 = 0.05;
+
 impl Block {
-    /// All ranks without a record, if they form a block.
+    /// All ranks without a record, if they form a block, and others wait for at least one rank of each row.
     pub(crate) fn of_absent(ctx: &Context<'_>) -> Option<Self> {
         let expected = ctx.aligned.expected.iter().copied();
         let absent: Vec<Rank> = expected
             .filter(|&rank| ctx.aligned.record_of(rank).is_none())
             .collect();
-        Self::of(ctx, &absent)
+        let is_missed = |&rank: &Rank| {
+            let node = ctx.graph.node(rank);
+            node.is_some_and(|node| !ctx.missed_at(node).is_empty())
+        };
+        let mut rows = rows(&absent);
+        let are_missed = rows.all(|row| row.iter().any(is_missed));
+        are_missed.then(|| Self::of(ctx, &absent)).flatten()
     }
 
     /// These ranks as a block: one row of consecutive ranks, or rows that are whole hosts; all hosts have one size, but
@@ -41,9 +52,7 @@ impl Block {
         if ranks.len() > ctx.aligned.ranks_read() {
             return None;
         }
-        let rows: Vec<&[Rank]> = ranks
-            .chunk_by(|&rank, &next| rank.checked_add(1) == Some(next))
-            .collect();
+        let rows: Vec<&[Rank]> = rows(&ranks).collect();
         // The last host may have fewer ranks than the others.
         let world = ctx.aligned.expected.last().map_or(0, |last| last + 1);
         let by_name = ranks_per_host(ctx);
@@ -60,9 +69,13 @@ impl Block {
         if !hosts && rows.len() > 1 {
             return None;
         }
+        let named = hosts && by_name.is_some();
+        let per_host = per_host.filter(|_| hosts);
+        let chance = chance(ctx.aligned.expected.len(), ranks.len(), per_host);
         Some(Self {
-            per_host: per_host.filter(|_| hosts),
-            named: hosts && by_name.is_some(),
+            per_host,
+            named,
+            is_chance: !named && chance >= MAY_BE_CHANCE,
             ranks,
         })
     }
@@ -106,6 +119,7 @@ impl Block {
     /// all ranks of a host.
     pub(crate) fn confidence(&self) -> f64 {
         match (self.hosts(), self.ranks.len()) {
+            _ if self.is_chance => 0.5,
             (Some(_), 3..) => 0.85,
             (_, 0..=2) => 0.5,
             _ => 0.75,
@@ -132,6 +146,28 @@ impl Block {
             self.ranks.iter().map(|rank| rank / size).collect();
         Some((hosts.len() as u32, size.min(self.ranks.len() as u32)))
     }
+}
+
+/// These ranks, ascending, as rows of consecutive ones.
+fn rows(ranks: &[Rank]) -> impl Iterator<Item = &[Rank]> {
+    ranks.chunk_by(|&rank, &next| rank.checked_add(1) == Some(next))
+}
+
+/// The probability, 0..1, that this many of a world's ranks, drawn at random, are whole hosts of this size, or one row
+/// of consecutive ranks if no size is given.
+fn chance(world: usize, drawn: usize, per_host: Option<u32>) -> f64 {
+    // The logarithm of the number of ways to draw some of `of`.
+    let ways = |of: usize, some: usize| -> f64 {
+        let factors = 0..some.min(of);
+        factors
+            .map(|nth| ((of - nth) as f64 / (nth + 1) as f64).ln())
+            .sum()
+    };
+    let as_block = match per_host.map(|size| size as usize) {
+        Some(size) => ways(world.div_ceil(size), drawn.div_ceil(size)),
+        None => ((world + 1).saturating_sub(drawn) as f64).ln(),
+    };
+    (as_block - ways(world, drawn)).exp()
 }
 
 /// The largest number of ranks with a record on one host, by the names of hosts in the records. `None` if no record

@@ -1,6 +1,6 @@
 //! Tests verdicts on dumps of a part of the ranks: what the others did is not known.
 
-use crate::job::{State, at, closed, record};
+use crate::job::{State, alive, at, closed, record};
 use rcomm_recorder::model::{EntryState, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
 use rcomm_verdict::{Analysis, Code, Finding, Policy, Problem, Severity, Verdict, analyze};
@@ -189,4 +189,115 @@ fn the_job_that_was_left_last_is_judged_although_an_older_one_left_more_records(
     assert_eq!(report.verdict, Verdict::Stuck, "{:?}", report.problems);
     let mut problems = report.problems.iter();
     assert!(problems.any(|problem| problem.sentence.contains("of job older")));
+}
+
+/// The report on the dumps of these ranks of a job, written a minute later. Rank 3 waits in a group of ranks 3 and 7, or
+/// all wait in the world.
+fn judge_few(ranks: &[Rank], world: Rank, in_pair: bool, change: impl Fn(&mut Dump)) -> Finding {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dump_of = |&rank: &Rank| {
+        let does_wait = !in_pair || rank == 3;
+        let mut dump = record(rank, world, if does_wait { &waits } else { &waits[..1] });
+        dump.status = None;
+        dump.identity.host.clear();
+        if in_pair && rank == 3 {
+            let mut pair = dump.groups[0].clone();
+            (pair.info.id, pair.info.name) = (1, "pp".to_owned());
+            pair.info.ranks = [3, 7].into();
+            dump.groups.push(pair);
+            let pending = &mut dump.entries[1];
+            (pending.group, pending.collective_seq_id) = (1, 1);
+        }
+        change(&mut dump);
+        dump
+    };
+    let dumps: Vec<Dump> = ranks.iter().map(dump_of).collect();
+    let findings = analyze(&dumps, &written()).findings;
+    let first = errors(&findings).into_iter().next().cloned();
+    first.expect("a rank is missed")
+}
+
+#[test]
+fn a_host_whose_ranks_no_other_waits_for_is_not_said_to_be_gone() {
+    let finding = judge_few(&[2, 3, 4, 5], 8, true, |_| ());
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E102, &[7][..])
+    );
+}
+
+#[test]
+fn lost_records_that_form_a_block_by_chance_are_no_host_beyond_doubt() {
+    // Of 70 ways to lose four records of eight, six look like two hosts of two ranks.
+    let finding = judge_few(&[2, 3, 4, 5], 8, false, |_| ());
+    assert_eq!(
+        (finding.code, finding.confidence),
+        (Code::E102, 0.5),
+        "{finding:?}"
+    );
+    // Of 70 ways, two look like a host of four.
+    let finding = judge_few(&[0, 1, 2, 3], 8, false, |_| ());
+    assert_eq!(finding.culprit_ranks, [4, 5, 6, 7]);
+    assert_eq!(finding.confidence, 0.85, "{finding:?}");
+}
+
+#[test]
+fn a_rank_without_a_record_is_less_suspect_where_the_device_of_another_may_hang() {
+    let by_device = |shows_starts: bool| {
+        judge_few(&[0, 1, 2, 4], 5, false, |dump| {
+            dump.recorder = Recorder::Nccl;
+            dump.signatures[0].backend = "nccl".to_owned();
+            for entry in dump.entries.iter_mut().filter(|_| !shows_starts) {
+                entry.time_discovered_started_ns = 0;
+                entry.state = match entry.state {
+                    EntryState::Started => EntryState::Scheduled,
+                    other => other,
+                };
+            }
+        })
+    };
+    for (shows_starts, confidence) in [(true, 0.75), (false, 0.55)] {
+        let finding = by_device(shows_starts);
+        assert_eq!(
+            (finding.code, &finding.culprit_ranks[..]),
+            (Code::E102, &[3][..])
+        );
+        assert_eq!(finding.confidence, confidence, "{finding:?}");
+    }
+}
+
+#[test]
+fn a_process_that_is_left_over_of_an_older_job_does_not_hide_the_dumps_of_a_later_one() {
+    let of_job = |mut dump: Dump, job: &str, begun: f64| {
+        dump.identity.job = job.to_owned();
+        dump.identity.begun_ns = at(begun);
+        dump
+    };
+    let waits = [(50.0, State::Done(50.1)), (51.0, State::Pending)];
+    let left = |begun| {
+        let ring = alive(record(1, 4, &[(0.0, State::Done(0.1))]), 300.0);
+        of_job(ring, "left", begun)
+    };
+    let judge = |left: Dump| {
+        let of_rank = |rank: Rank| {
+            let operations = if rank == 2 { &waits[..1] } else { &waits };
+            let mut dump = of_job(record(rank, 4, operations), "hung", 40.0);
+            dump.identity.dump_time_ns = at(80.0);
+            dump
+        };
+        let dumps: Vec<Dump> = (0..4).map(of_rank).chain([left]).collect();
+        analyze(&dumps, &Policy::default())
+    };
+    let report = judge(left(0.0));
+    let finding = &report.findings[0];
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E101, &[2][..])
+    );
+    let mut problems = report.problems.iter();
+    assert!(problems.any(|problem| problem.sentence.contains("of job left")));
+    // A job that began later is the one that runs.
+    let report = judge(left(200.0));
+    let mut problems = report.problems.iter();
+    assert!(problems.any(|problem| problem.sentence.contains("of job hung")));
 }

@@ -6,6 +6,7 @@
 //! reported first, as E103 or E130: the rank without a record may complete a cycle.
 
 use super::cross_group_deadlock::{blamed, strongest_minority};
+use crate::align::pending::on_device;
 use crate::align::record::Record;
 use crate::align::{UnknownReason, event};
 use crate::judge::block::Block;
@@ -211,8 +212,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     // If the rank had arrived and the operation were stuck, the others would have left the same records.
     draft.confidence = match &block {
         Some(block) => block.confidence(),
-        None if !is_aside && is_only_explanation(ctx, place, &culprits) => 0.75,
-        None => 0.5,
+        None if is_aside || !is_only_explanation(ctx, place, &culprits) => 0.5,
+        None if may_hide_a_device(ctx, place) => 0.55,
+        None => 0.75,
     };
     if let Some(block) = block {
         draft.evidence = ctx.evidence_of_place(place, 3);
@@ -351,6 +353,20 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
         && ctx.graph.missing[place].len() == 1
         && exclusive_peers(ctx, culprits).is_empty()
         && ended_early(ctx, culprits).is_empty()
+}
+
+/// Whether the operation of a place runs on devices, and no record shows where it has started: the device of a rank that
+/// waits there may hang, and the rank without a record wait like the others.
+fn may_hide_a_device(ctx: &Context<'_>, place: usize) -> bool {
+    let Place::Collective { group, seq } = ctx.graph.places[place] else {
+        return false;
+    };
+    let aligned = ctx.aligned;
+    let call = event::usual_call(aligned, group, seq);
+    let backend = call.map(|call| aligned.shared.calls.get(call).signature.backend.as_str());
+    let mut lanes = aligned.groups[group].lanes.iter().flatten();
+    backend.is_some_and(on_device)
+        && lanes.all(|&(record, lane)| !aligned.lanes[record][lane].shows_starts)
 }
 
 /// Other ranks that are missing at a place as far as their records show, which were taken too early, ascending.

@@ -83,24 +83,27 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
 /// The largest number that counts as a number of ranks.
 pub(super) const MOST_RANKS: u32 = 1 << 22;
 
-/// The global rank of a line: the one in its label, or else the one in its message, which is global if the message
-/// names the default group or no group. `None` if there is neither.
+/// The global rank of a line: the one in its label, or else the one beside the name of the default group, where both
+/// ranks are the same. `None` if there is neither: a bare `[Rank 3]` is the rank within some group of the process.
 fn rank_of(line: &Line<'_>) -> Option<Rank> {
-    let in_message = || {
-        let group = group_of(line.text);
-        let is_world = group.is_none_or(|name| name == "0" || name.contains("default_pg"));
-        let rank = number_after(line.text, "[Rank ").or_else(|| number_after(line.text, " Rank "));
-        rank.filter(|_| is_world)
+    let of_world = || {
+        let (group, rank) = prefix_of(line.text)?;
+        (group == "0" || group.contains("default_pg")).then_some(rank)
     };
-    line.label.rank.or_else(in_message)
+    line.label.rank.or_else(of_world)
 }
 
-/// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]` or `[PG 0 (default_pg) Rank 0]`.
+/// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]`, `[PG GUID 2 Rank 0]` or `[PG 0 (default_pg) Rank 0]`.
 fn group_of(text: &str) -> Option<&str> {
+    prefix_of(text).map(|(group, _)| group)
+}
+
+/// The group and the rank within it of the prefix that [`group_of`] describes.
+fn prefix_of(text: &str) -> Option<(&str, Rank)> {
     let inside = between(text, "[PG ", &[']'])?;
-    let (name, _) = inside.rsplit_once(" Rank ")?;
+    let (name, rank) = inside.rsplit_once(" Rank ")?;
     let name = name.rsplit_once("GUID ").map_or(name, |(_, guid)| guid);
-    Some(name.trim())
+    Some((name.trim(), rank.trim().parse().ok()?))
 }
 
 /// Reads a time-out or an abort of `WorkNCCL(SeqNum=52, OpType=ALLREDUCE, NumelIn=11, NumelOut=11,
@@ -120,6 +123,7 @@ fn work(line: &Line<'_>, found: &mut Events) {
         let elements = |key| number_after(rest, key).filter(|&n: &u64| n != u64::MAX);
         let timed_out = TimedOut {
             group: group_of(before).map(str::to_owned),
+            in_group: number_after(before, "[Rank ").or_else(|| Some(prefix_of(before)?.1)),
             seq,
             op,
             elements: [elements("NumelIn="), elements("NumelOut=")],
@@ -231,7 +235,7 @@ fn issued(text: &str) -> Option<Issued> {
 fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     let text = text.trim_start_matches(['-', ' ', '\t']);
     if let Some(list) = between(text, "To our best knowledge, ranks [", &[']']) {
-        found.push((None, not_joined(list, None)));
+        found.push((None, lagging(list, None)));
         return;
     }
     if let Some(rest) = text.strip_prefix('#') {
@@ -249,7 +253,7 @@ fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     let rest = rest.trim_start();
     if rest.starts_with("finished collective #") && rest.contains("but didn't join collective") {
         if let Some(after) = number_after(rest, "finished collective #") {
-            found.push((None, not_joined(list, Some(after))));
+            found.push((None, lagging(list, Some(after))));
         }
         return;
     }
@@ -269,9 +273,9 @@ fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
 }
 
 /// The event that these ranks did not join a collective; `after` is the last collective that they finished, if known.
-fn not_joined(list: &str, after: Option<u64>) -> Event {
+fn lagging(list: &str, after: Option<u64>) -> Event {
     let ranks = ranks(list).into_iter();
-    Event::NotJoined(ranks.map(|rank| Absent { rank, after }).collect())
+    Event::Lagging(ranks.map(|rank| Absent { rank, after }).collect())
 }
 
 /// Beginnings of errors that usually follow from another rank's failure, so they do not count as a cause.

@@ -109,15 +109,30 @@ impl<'a> Digest<'a> {
         groups
     }
 
+    /// Whether the time-outs without a global rank state as many different ranks as the job has. A rank within a group is
+    /// at most the global rank, so each is the global rank then.
+    fn are_all_ranks(&self) -> bool {
+        let nameless = self.all.iter().filter(|seen| seen.fact.rank.is_none());
+        let in_group = nameless.filter_map(|seen| match &seen.fact.event {
+            Event::TimedOut(timed_out) => timed_out.in_group,
+            _ => None,
+        });
+        let stated: BTreeSet<Rank> = in_group.collect();
+        let size = self.world_size.map(|size| size as usize);
+        size == Some(stated.len()) && stated.last().map(|&last| last as usize + 1) == size
+    }
+
     /// Finds the oldest time-out of each rank in each group.
     fn gather_waits(&mut self) {
         let mut waits: BTreeMap<(Rank, Option<&str>), TimedOutWait<'a>> = BTreeMap::new();
         let failed = self.groups_of_failed();
+        let are_all = self.are_all_ranks();
         for &seen in &self.all {
             let Event::TimedOut(timed_out) = &seen.fact.event else {
                 continue;
             };
-            let Some(rank) = seen.fact.rank else {
+            let in_group = timed_out.in_group.filter(|_| are_all);
+            let Some(rank) = seen.fact.rank.or(in_group) else {
                 self.nameless.push(seen);
                 continue;
             };
@@ -156,7 +171,7 @@ impl<'a> Digest<'a> {
             self.named.extend(seen.fact.rank);
             match &seen.fact.event {
                 Event::Differ(pair) => self.named.extend(pair.iter().map(|issued| issued.rank)),
-                Event::NotJoined(absent) => {
+                Event::NotJoined(absent) | Event::Lagging(absent) => {
                     self.named.extend(absent.iter().map(|absent| absent.rank))
                 }
                 Event::Newest { ranks, .. } | Event::BarrierMissed(ranks) => {

@@ -53,10 +53,12 @@ pub enum Event {
     TimedOut(TimedOut),
     /// The progress of a rank in a group.
     Progress(Progress),
-    /// Two ranks compared their calls, and the calls differ.
+    /// Two ranks compared their calls, that of the line first, and the calls differ: ranks within a group.
     Differ(Box<[Issued; 2]>),
     /// Ranks that had not joined an operation that others are in.
     NotJoined(Vec<Absent>),
+    /// Ranks that had not joined an operation that others are in, by a desync report of PyTorch: ranks within a group.
+    Lagging(Vec<Absent>),
     /// The newest operation of some ranks.
     Newest {
         /// The ranks.
@@ -149,6 +151,9 @@ pub struct LoggedOp {
 pub struct TimedOut {
     /// The group, if the line names it.
     pub group: Option<GroupName>,
+    /// The rank within a group of the process, if the line states one: PyTorch writes that of the first group that had
+    /// an error.
+    pub in_group: Option<Rank>,
     /// The sequence number of the operation; older versions of PyTorch log none.
     pub seq: Option<u64>,
     /// The operation.

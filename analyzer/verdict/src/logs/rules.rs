@@ -1,7 +1,7 @@
 //! The rules for logs that are judged alone, in the order in which they are tried.
 
 use super::conclusion::{COMPARE_CALLS, Conclusion};
-use super::digest::{Digest, Seen};
+use super::digest::{Digest, Seen, is_world};
 use super::facts::{Absent, Event, Issued};
 use super::{failures, gloo, timeouts};
 use crate::report::format::format_ranks;
@@ -50,6 +50,12 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
             _ => None,
         })
         .collect();
+    let mut of_job = pairs.clone();
+    of_job.retain(|(seen, pair)| are_of_job(digest, seen, pair));
+    let (pairs, are_global) = match of_job.is_empty() {
+        true => (pairs, false),
+        false => (of_job, true),
+    };
     let (_, [first, other]) = pairs.first()?;
     let code = code_of_difference(first, other)?;
     let mut sides: BTreeMap<String, BTreeSet<Rank>> = BTreeMap::new();
@@ -77,9 +83,14 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
         Code::E111 => format!("the element types of {place} differ"),
         _ => format!("the shapes of {place} differ"),
     };
-    let sentence = format!("{fault}: {}", parts.join("; "));
+    let mut sentence = format!("{fault}: {}", parts.join("; "));
+    if !are_global {
+        sentence += OF_A_GROUP;
+    }
     let mut found = Conclusion::new(code, Verdict::Mismatch, 0.9, sentence);
-    found.blame_minority(sides.into_iter().map(|(_, ranks)| ranks).collect());
+    if are_global {
+        found.blame_minority(sides.into_iter().map(|(_, ranks)| ranks).collect());
+    }
     found.seq = seq;
     found.op = Some(first.op.word());
     found.lines = pairs
@@ -93,6 +104,24 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
         .collect();
     found.next = COMPARE_CALLS.to_owned();
     Some(found)
+}
+
+/// The end of a sentence that names ranks within a process group.
+const OF_A_GROUP: &str =
+    "; these are ranks within a process group, and the log does not show which ranks of the job";
+
+/// Whether the ranks that compared their calls, which are ranks within a group, are known to equal the global ranks.
+/// Group ranks are in the order of the global ranks: if that of the line's own rank equals its global rank, all lower
+/// ones do, too. Only the group of all ranks has one of the highest rank.
+fn are_of_job(digest: &Digest<'_>, seen: &Seen<'_>, [own, other]: &[Issued; 2]) -> bool {
+    let highest = own.rank.max(other.rank);
+    let is_lower = seen.fact.rank == Some(own.rank) && other.rank < own.rank;
+    is_lower || is_highest_of_job(digest, highest)
+}
+
+/// Whether this is the highest rank of the job.
+fn is_highest_of_job(digest: &Digest<'_>, rank: Rank) -> bool {
+    digest.world_size.and_then(|size| size.checked_sub(1)) == Some(rank)
 }
 
 /// The part of a rank's call that differs, as text.
@@ -126,11 +155,15 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
         .all
         .iter()
         .filter_map(|&seen| match &seen.fact.event {
-            Event::NotJoined(absent) if !absent.is_empty() => Some((seen, absent.as_slice())),
+            Event::NotJoined(absent) | Event::Lagging(absent) if !absent.is_empty() => {
+                Some((seen, absent.as_slice()))
+            }
             _ => None,
         })
         .collect();
     let &(seen, _) = lists.first()?;
+    let is_of_group = |(seen, _): &(Seen<'_>, _)| matches!(seen.fact.event, Event::Lagging(_));
+    let are_global = !lists.iter().any(is_of_group) || is_about_world(digest);
     // Ranks repeat each other's lists; the first statement on a rank counts.
     let mut last_of: BTreeMap<Rank, Option<u64>> = BTreeMap::new();
     for absent in lists.iter().flat_map(|(_, absent)| *absent) {
@@ -168,21 +201,48 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
             .collect();
         sentence += &format!("; {}", parts.join(", "));
     }
+    if !are_global {
+        sentence += OF_A_GROUP;
+    }
     let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.85, sentence);
-    found.victims = inside
-        .iter()
-        .flat_map(|(ranks, ..)| ranks.iter().copied())
-        .collect();
-    found.victims.sort_unstable();
-    found.victims.dedup();
+    if are_global {
+        found.victims = inside
+            .iter()
+            .flat_map(|(ranks, ..)| ranks.iter().copied())
+            .collect();
+        found.victims.sort_unstable();
+        found.victims.dedup();
+        found.culprits.clone_from(&ranks);
+    }
     found.seq = match by_last.keys().collect::<Vec<_>>().as_slice() {
         [Some(after)] => Some(after + 1),
         _ => None,
     };
     found.lines = vec![seen.cite(format!("{who} had not joined"))];
     found.next = look_after_last(&ranks);
-    found.culprits = ranks;
     Some(found)
+}
+
+/// Whether the desync reports of PyTorch are about the group of all ranks. Each group has its own, with the ranks within
+/// it: one that lists the highest rank of the job, or says of a rank what a line on that group says of it, too.
+fn is_about_world(digest: &Digest<'_>) -> bool {
+    let is_said_of_world = |rank: Rank, newest: u64| {
+        let mut positions = digest.positions.iter();
+        positions.any(|(&(group, of), (progress, _))| {
+            of == rank && is_world(Some(group)) && progress.enqueued == Some(newest)
+        })
+    };
+    digest.all.iter().any(|seen| match &seen.fact.event {
+        Event::Lagging(absent) => {
+            let mut ranks = absent.iter().map(|absent| absent.rank);
+            ranks.any(|rank| is_highest_of_job(digest, rank))
+        }
+        Event::Newest { ranks, seq, .. } => {
+            let mut ranks = ranks.iter().copied();
+            ranks.any(|rank| is_highest_of_job(digest, rank) || is_said_of_world(rank, *seq))
+        }
+        _ => false,
+    })
 }
 
 /// The statement on ranks that had not joined; `after` is the number of their last collective.
@@ -240,9 +300,7 @@ fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
         let sentence = format!(
             "{who} of a process group {fault}{came_text}; the log does not show which ranks of the job these are"
         );
-        let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.5, sentence);
-        found.alternatives = vec![ranks.clone()];
-        found
+        Conclusion::new(Code::E101, Verdict::Stuck, 0.5, sentence)
     };
     found.op = op;
     found.lines = vec![seen.cite(format!("{who} did not pass the barrier"))];

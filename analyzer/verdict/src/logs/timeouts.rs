@@ -1,7 +1,8 @@
 //! Rules about time-outs: the operations that ranks timed out in, and the ranks that report no time-out.
 
 use super::conclusion::{COMPARE_CALLS, Conclusion};
-use super::digest::{Digest, TimedOutWait, is_world};
+use super::digest::{Digest, Seen, TimedOutWait, is_world};
+use super::facts::{Event, TimedOut};
 use super::rules::look_after_last;
 use crate::report::format::{format_ranks, format_time, grouped};
 use crate::report::{Code, Verdict};
@@ -45,15 +46,18 @@ impl GroupTimeouts<'_, '_> {
 
 /// The line of a time-out, as evidence.
 fn cite(wait: &TimedOutWait<'_>) -> crate::report::LogLine {
-    let timed_out = wait.timed_out;
+    cite_line(&wait.seen, wait.timed_out, wait.group)
+}
+
+/// The line of a time-out in an operation of this group, as evidence.
+fn cite_line(seen: &Seen<'_>, timed_out: &TimedOut, group: Option<&str>) -> crate::report::LogLine {
     let elements = match timed_out.elements {
         [Some(n), _] => format!(", {} elements in", grouped(n)),
         _ => String::new(),
     };
-    let place = place(&timed_out.op.word(), timed_out.seq, wait.group);
+    let place = place(&timed_out.op.word(), timed_out.seq, group);
     let after = format_time(timed_out.timeout_ms as f64);
-    wait.seen
-        .cite(format!("timed out in {place}{elements} after {after}"))
+    seen.cite(format!("timed out in {place}{elements} after {after}"))
 }
 
 /// An operation as text, like `all_reduce #41 on group 12`; unknown parts are left out.
@@ -344,8 +348,34 @@ pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
     if left > 0 {
         texts.push(format!("further operations with time-outs: {left}"));
     }
-    if texts.is_empty() {
-        texts.push("ranks that the log does not name timed out".to_owned());
+    let nameless = || {
+        let all = digest.nameless.iter();
+        all.filter_map(|seen| match &seen.fact.event {
+            Event::TimedOut(timed_out) => Some((*seen, timed_out)),
+            _ => None,
+        })
+    };
+    if let Some((_, first)) = nameless().next().filter(|_| texts.is_empty()) {
+        let place = place(&first.op.word(), first.seq, first.group.as_deref());
+        let is_there = |other: &TimedOut| {
+            (&other.op, other.seq, &other.group) == (&first.op, first.seq, &first.group)
+        };
+        let there = nameless().filter(|(_, timed_out)| is_there(timed_out));
+        let in_group: BTreeSet<Rank> = there
+            .filter_map(|(_, timed_out)| timed_out.in_group)
+            .collect();
+        let in_group: Vec<Rank> = in_group.into_iter().collect();
+        texts.push(match in_group.as_slice() {
+            [] => format!("ranks that the log does not name timed out in {place}"),
+            [rank] => format!(
+                "rank {rank} of a process group timed out in {place}, and the log does not show which rank of the job \
+                 that is"
+            ),
+            ranks => format!(
+                "{} of a process group timed out in {place}, and the log does not show which ranks of the job these are",
+                format_ranks(ranks)
+            ),
+        });
     }
     let mut found = Conclusion::new(
         Code::N302,
@@ -357,6 +387,8 @@ pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
         ),
     );
     found.lines = digest.waits.iter().map(cite).collect();
+    let lines = nameless().map(|(seen, op)| cite_line(&seen, op, op.group.as_deref()));
+    found.lines.extend(lines);
     found.next = format!("collect the logs of all ranks; {COLLECT}");
     Some(found)
 }

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use rcomm_recorder::publish::Dump;
-use rcomm_tests::hunt::{Case, Grade};
+use rcomm_tests::hunt::{Case, Class, Grade};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,6 +22,10 @@ struct Options {
     /// The seeds, as FIRST..END.
     #[arg(long, value_parser = range, default_value = "0..2000", conflicts_with = "seed")]
     seeds: (u64, u64),
+
+    /// The class of the jobs.
+    #[arg(long, value_enum, default_value_t = Class::Any)]
+    class: Class,
 
     /// Judges this seed only, and prints its report.
     #[arg(long)]
@@ -55,7 +59,7 @@ fn range(text: &str) -> Result<(u64, u64), String> {
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     if let Some(seed) = options.seed {
-        return one(seed, options.out.as_deref());
+        return one(options.class, seed, options.out.as_deref());
     }
     let (first, end) = options.seeds;
     let next = AtomicU64::new(first);
@@ -68,7 +72,7 @@ fn main() -> Result<ExitCode> {
                     if seed >= end {
                         return;
                     }
-                    let case = Case::make(seed);
+                    let case = Case::of(options.class, seed);
                     let (report, grade, why) = case.judge();
                     let shown = match grade {
                         Grade::Right => options.all,
@@ -150,8 +154,8 @@ fn tail(dump: &Dump) -> String {
 }
 
 /// Judges one seed, and prints its report.
-fn one(seed: u64, out: Option<&std::path::Path>) -> Result<ExitCode> {
-    let case = Case::make(seed);
+fn one(class: Class, seed: u64, out: Option<&std::path::Path>) -> Result<ExitCode> {
+    let case = Case::of(class, seed);
     let (report, grade, why) = case.judge();
     println!("seed {seed}: {case}\n{grade} {why}\n{:?}", case.truth);
     println!("{:?}", report.verdict);
@@ -172,6 +176,9 @@ fn one(seed: u64, out: Option<&std::path::Path>) -> Result<ExitCode> {
     }
     for dump in &case.dumps {
         println!("  {}", tail(dump));
+    }
+    for (name, text) in &case.logs {
+        println!("  {name}:\n{text}");
     }
     if let Some(folder) = out {
         case.write(folder).context("cannot write the records")?;

@@ -21,6 +21,8 @@ pub enum Records {
     Dumps,
     /// A ring, which outlives its process.
     Rings,
+    /// rcomm's recorder, whose dumps a live process writes.
+    Own,
 }
 
 /// What a rank does wrong, or what happens to it.
@@ -50,11 +52,15 @@ pub enum Wrong {
     Adds,
     /// It issues two collectives of one group in the other order.
     Swaps,
+    /// It names another root.
+    OtherRoot,
+    /// It leaves out a batch of calls.
+    SkipsBatch,
 }
 
 impl Wrong {
     /// Faults that every backend can have.
-    const OF_LIFE: &[Self] = &[
+    pub(super) const OF_LIFE: &[Self] = &[
         Self::Hangs,
         Self::Hangs,
         Self::Stopped,
@@ -62,7 +68,7 @@ impl Wrong {
         Self::Raises,
     ];
     /// Faults after which ranks disagree. rcomm's own backend refuses such calls at once, so it does not have them.
-    const OF_CALLS: &[Self] = &[
+    pub(super) const OF_CALLS: &[Self] = &[
         Self::Catches,
         Self::OtherOperation,
         Self::OtherSize,
@@ -141,6 +147,12 @@ pub struct Job {
     pub launcher_notes: bool,
     /// Whether ranks differ in their pace.
     pub is_uneven: bool,
+    /// A rank that computes this many times as long as the others.
+    pub slow: Option<(Rank, i64)>,
+    /// Whether each step has a broadcast.
+    pub broadcasts: bool,
+    /// Whether gathers of parameters, and messages around the ring of all ranks, are issued in batches of two.
+    pub batches: bool,
     /// Whether the launcher is asked, at this share of the job, to end it.
     pub cancelled_at: Option<f64>,
     /// What goes wrong.
@@ -210,15 +222,18 @@ impl Job {
             is_launched: random.chance(0.7),
             launcher_notes: random.chance(0.4),
             is_uneven: random.chance(0.4),
+            slow: None,
+            broadcasts: false,
+            batches: false,
             cancelled_at,
             faults,
             groups: Vec::new(),
         };
-        job.groups = job.make_groups();
+        job.group();
         job
     }
 
-    fn fault(random: &mut Random, backend: Backend, world: u32) -> Fault {
+    pub(super) fn fault(random: &mut Random, backend: Backend, world: u32) -> Fault {
         let wrong = match backend {
             Backend::Cpu => *random.pick(Wrong::OF_LIFE),
             _ if random.chance(0.5) => *random.pick(Wrong::OF_CALLS),
@@ -260,6 +275,11 @@ impl Job {
             let member = group.ranks.iter().position(|&member| member == rank)?;
             (group.purpose == purpose).then_some((index, member as u32))
         })
+    }
+
+    /// Makes the groups that the sizes of the mesh give.
+    pub(super) fn group(&mut self) {
+        self.groups = self.make_groups();
     }
 
     fn make_groups(&self) -> Vec<Group> {

@@ -7,19 +7,21 @@
 //! `generator` makes records of jobs that stand still after a fault, in the manner of every recorder; here jobs have a
 //! life: what is seen depends on when one looks.
 
+mod class;
 mod job;
 mod judge;
 mod program;
 mod record;
 mod run;
 
+pub use class::Class;
 pub use job::{Backend, Fault, Group, Job, Records, Wrong};
 pub use judge::{Grade, Truth};
 
 use crate::generator::Random;
 use anyhow::Context;
 use job::{MS, SECOND};
-use rcomm_analyzer::{Analysis, Extent, Policy, RecordFile, Report};
+use rcomm_analyzer::{Analysis, Extent, Policy, RecordFile, Report, logs};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 use record::{START_NS, Writer};
@@ -37,12 +39,14 @@ pub enum Look {
     After,
     /// Every process that can is asked for a dump, some later than others.
     Asked,
-    /// The dumps that a time-out has made each process write.
+    /// The dumps that a time-out has made processes write.
     Left,
 }
 
 /// A job, what happened in it, and its records.
 pub struct Case {
+    /// What the job has in common with others.
+    pub class: Class,
     /// The job.
     pub job: Job,
     /// The faults that have a place in the job.
@@ -55,6 +59,10 @@ pub struct Case {
     pub truth: Truth,
     /// The records.
     pub dumps: Vec<Dump>,
+    /// The names of their files.
+    pub names: Vec<String>,
+    /// The logs, each with the name of its file.
+    pub logs: Vec<(String, String)>,
     /// The settings of the analysis, with the files' times.
     pub policy: Policy,
     /// The rank whose record is lost.
@@ -63,24 +71,38 @@ pub struct Case {
 }
 
 impl Case {
-    /// The case of this seed.
+    /// The case of this seed among any jobs.
     pub fn make(seed: u64) -> Self {
-        let job = Job::draw(seed);
-        let random = &mut Random::new(seed ^ 0x7275_6e00);
+        Self::of(Class::Any, seed)
+    }
+
+    /// The case of this seed in a class.
+    pub fn of(class: Class, seed: u64) -> Self {
+        let random = &mut Random::new(seed ^ class.salt() ^ 0x7275_6e00);
+        let mut case = Self::of_job(class.job(seed), class, random);
+        class.left(&mut case, random);
+        case
+    }
+
+    fn of_job(job: Job, class: Class, random: &mut Random) -> Self {
         let (programs, faults) = program::programs(&job, random);
         // How long the job takes if nothing is wrong with it shows when a signal falls into it.
         let asked = job.cancelled_at.map(|share| {
             let well = run::run(&job, programs.clone(), &faults, None, &mut random.clone());
             (well.last as f64 * share) as i64
         });
-        let history = run::run(&job, programs, &faults, asked, random);
+        let mut history = run::run(&job, programs, &faults, asked, random);
+        class.happened(&job, &mut history, random);
         let mut case = Self {
+            class,
             job,
             faults,
             look: Look::Live,
             moment: 0,
             truth: Truth::default(),
             dumps: Vec::new(),
+            names: Vec::new(),
+            logs: Vec::new(),
             policy: Policy::default(),
             lost: None,
             history,
@@ -97,6 +119,7 @@ impl Case {
         let left = history.lives.iter().any(|life| life.dumped.is_some());
         let (look, moment) = match job.records {
             Records::Dumps if left && random.chance(0.6) => (Look::Left, history.last),
+            Records::Own if left => (Look::Left, history.last),
             Records::Rings if random.chance(0.4) => (Look::After, history.last + SECOND),
             records => {
                 let moment = match struck {
@@ -108,7 +131,7 @@ impl Case {
                     _ => history.last * random.between(3, 110) as i64 / 100,
                 };
                 let look = match records {
-                    Records::Dumps => Look::Asked,
+                    Records::Dumps | Records::Own => Look::Asked,
                     Records::Rings => Look::Live,
                 };
                 (look, moment)
@@ -129,7 +152,7 @@ impl Case {
         };
         let mut seen: Vec<Rank> = (0..world)
             .filter(|&rank| match job.records {
-                Records::Dumps => can_write(rank, moments[rank as usize]),
+                Records::Dumps | Records::Own => can_write(rank, moments[rank as usize]),
                 Records::Rings => true,
             })
             .collect();
@@ -147,13 +170,15 @@ impl Case {
         let writer = Writer::new(job, history, random);
         let write = |&rank: &Rank| writer.write(rank, moments[rank as usize]);
         self.dumps = seen.iter().map(write).collect();
+        self.names = seen.iter().map(|&rank| name(job, rank)).collect();
         let written = |&rank: &Rank| RecordFile {
             written_ns: Some(writer.wall(rank, moments[rank as usize] + 5 * MS)),
             extent: Extent::Whole,
         };
         let files = match job.records {
             Records::Dumps => seen.iter().map(written).collect(),
-            Records::Rings => Vec::new(),
+            // Rings and rcomm's dumps state their time.
+            Records::Rings | Records::Own => Vec::new(),
         };
         let launches = match job.records {
             Records::Rings if job.is_launched && job.launcher_notes => writer.launches(latest),
@@ -183,17 +208,15 @@ impl Case {
         let mut analysis = Analysis::new(policy);
         for (index, dump) in self.dumps.iter().enumerate() {
             analysis.note_written(files.get(index).and_then(|file| file.written_ns));
-            analysis.add_from(&self.name_of(dump), dump, Extent::Whole);
+            analysis.add_from(&self.names[index], dump, Extent::Whole);
         }
-        analysis.finish()
-    }
-
-    fn name_of(&self, dump: &Dump) -> String {
-        let rank = dump.identity.rank.unwrap_or_default();
-        match self.job.records {
-            Records::Dumps => format!("nccl_trace_rank_{rank}"),
-            Records::Rings => format!("rank_{rank}.json"),
-        }
+        let mut report = analysis.finish();
+        let logs = self.logs.iter();
+        let logs: Vec<_> = logs
+            .filter_map(|(name, text)| class::read_log(name, text))
+            .collect();
+        logs::join(&mut report, &logs);
+        report
     }
 
     /// Judges the case: the report, its grade, and the reason.
@@ -210,10 +233,13 @@ impl Case {
     pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         for (index, dump) in self.dumps.iter().enumerate() {
-            let path = folder.join(self.name_of(dump));
+            let path = folder.join(&self.names[index]);
+            if let Some(parent) = path.parent() {
+                std::fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+            }
             let bytes = match self.job.records {
                 Records::Dumps => dump.to_pickle(),
-                Records::Rings => dump.to_json(),
+                Records::Rings | Records::Own => dump.to_json(),
             };
             std::fs::write(&path, bytes).with_context(|| path.display().to_string())?;
             let written = self
@@ -229,11 +255,23 @@ impl Case {
                     .set_modified(at)?;
             }
         }
+        for (name, text) in &self.logs {
+            let path = folder.join(name);
+            std::fs::write(&path, text).with_context(|| path.display().to_string())?;
+        }
         for launch in &self.policy.launches {
             let path = folder.join(format!("launch.{}.json", launch.node));
             std::fs::write(&path, serde_json::to_vec_pretty(launch)?)?;
         }
         Ok(())
+    }
+}
+
+/// The name of the file of a rank's record.
+fn name(job: &Job, rank: Rank) -> String {
+    match job.records {
+        Records::Dumps => format!("nccl_trace_rank_{rank}"),
+        Records::Rings | Records::Own => format!("rank_{rank}.json"),
     }
 }
 
@@ -263,6 +301,14 @@ impl fmt::Display for Case {
         }
         if let Some(lost) = self.lost {
             write!(f, ", record of rank {lost} lost")?;
+        }
+        if self.class == Class::Logs || self.class == Class::Attempts {
+            write!(
+                f,
+                ", {} dumps and {} logs",
+                self.dumps.len(),
+                self.logs.len()
+            )?;
         }
         write!(f, ", waited {:.1} s", self.truth.waited as f64 / 1e9)
     }

@@ -14,8 +14,19 @@ pub(super) struct Call {
     pub(super) elements: u64,
     pub(super) dtype: &'static str,
     pub(super) line: u32,
+    /// The root, for an operation that has one.
+    pub(super) root: Option<u32>,
+    /// Its place in a batch of calls that are issued as one.
+    pub(super) part: Option<Part>,
     /// Whether the program waits for it at once.
     pub(super) waits: bool,
+}
+
+/// The place of a call in a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) is_first: bool,
+    pub(super) is_last: bool,
 }
 
 /// A part of a program.
@@ -71,9 +82,11 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
         random.between(98, 102)
     };
     let mut acts = Vec::new();
+    let times = job.slow.filter(|(slow, _)| *slow == rank);
+    let times = times.map_or(1, |(_, times)| times);
     let work = |random: &mut Random, share: i64| {
         let jitter = random.between(90, 115) as i64;
-        Act::Compute(base * share * pace as i64 * jitter / 100_000)
+        Act::Compute(base * share * times * pace as i64 * jitter / 100_000)
     };
     let world = 0;
     let tp = job.group_of("tp", rank).map(|(group, _)| group);
@@ -88,6 +101,8 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
             elements,
             dtype: "BFloat16",
             line,
+            root: (op == OpType::Broadcast).then_some(0),
+            part: None,
             waits,
         })
     };
@@ -100,6 +115,8 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
                 elements: 65_536,
                 dtype: "BFloat16",
                 line,
+                root: None,
+                part: None,
                 waits: op == OpType::Recv || !job.sends_early,
             })
         })
@@ -128,13 +145,13 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
                 );
                 for layer in 0..2 {
                     if let Some(dp) = dp.filter(|_| job.is_sharded) {
-                        acts.push(call(
-                            dp,
-                            OpType::AllGatherSingle,
-                            8192 + layer,
-                            line + 2,
-                            false,
-                        ));
+                        let gather = |elements: u64| {
+                            call(dp, OpType::AllGatherSingle, elements, line + 2, false)
+                        };
+                        match job.batches {
+                            true => acts.extend(batch([gather(8192 + layer), gather(64 + layer)])),
+                            false => acts.push(gather(8192 + layer)),
+                        }
                     }
                     acts.push(work(random, 2));
                     if job.is_sharded {
@@ -162,6 +179,13 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
             }
         }
         acts.push(Act::Join);
+        if job.batches {
+            acts.extend(ring(job, rank));
+            acts.push(Act::Join);
+        }
+        if job.broadcasts {
+            acts.push(call(world, OpType::Broadcast, 16, 305, true));
+        }
         if step % 2 == 1 {
             acts.push(call(world, OpType::AllReduce, 1, 310, true));
         }
@@ -173,6 +197,41 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
     acts.push(call(world, OpType::Barrier, 0, 400, true));
     acts.push(Act::Sync);
     acts
+}
+
+/// A batch of messages around the ring of all ranks: each sends to its successor and receives from its predecessor.
+fn ring(job: &Job, rank: Rank) -> impl Iterator<Item = Act> {
+    let world = job.world();
+    let (to, from) = ((rank + 1) % world, (rank + world - 1) % world);
+    batch(
+        [(OpType::Send, to), (OpType::Recv, from)].map(|(op, peer)| {
+            Act::Issue(Call {
+                group: 0,
+                op,
+                peer: Some(peer),
+                elements: 32_768,
+                dtype: "BFloat16",
+                line: 320,
+                root: None,
+                part: None,
+                waits: false,
+            })
+        }),
+    )
+}
+
+/// Two calls that are issued as one.
+fn batch(calls: [Act; 2]) -> impl Iterator<Item = Act> {
+    let places = [true, false].map(|is_first| Part {
+        is_first,
+        is_last: !is_first,
+    });
+    calls.into_iter().zip(places).map(|(mut act, place)| {
+        if let Act::Issue(call) = &mut act {
+            call.part = Some(place);
+        }
+        act
+    })
 }
 
 /// Puts a fault into a rank's program; returns whether it has a place there.
@@ -219,6 +278,24 @@ fn inject(job: &Job, fault: Fault, index: usize, program: &mut Vec<Act>) -> bool
             .is_some_and(|at| changed(program, at, &|call| call.elements = call.elements * 2 + 1)),
         Wrong::OtherType => {
             next.is_some_and(|at| changed(program, at, &|call| call.dtype = "Float"))
+        }
+        Wrong::OtherRoot => {
+            let has_root = |act: &Act| matches!(act, Act::Issue(call) if call.root.is_some());
+            let next = (from..program.len()).find(|&at| has_root(&program[at]));
+            next.is_some_and(|at| changed(program, at, &|call| call.root = Some(1)))
+        }
+        Wrong::SkipsBatch => {
+            let part = |act: &Act| match act {
+                Act::Issue(call) => call.part,
+                _ => None,
+            };
+            let is_first = |act: &Act| part(act).is_some_and(|part| part.is_first);
+            let is_last = |act: &Act| part(act).is_some_and(|part| part.is_last);
+            let first = (from..program.len()).find(|&at| is_first(&program[at]));
+            let Some(first) = first else { return false };
+            let length = program[first..].iter().position(is_last).unwrap_or(0);
+            program.splice(first..=first + length, [Act::Strike(index)]);
+            true
         }
         Wrong::Skips => next.is_some_and(|at| {
             program[at] = Act::Strike(index);

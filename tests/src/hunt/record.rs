@@ -50,7 +50,7 @@ impl<'a> Writer<'a> {
         let job = self.job;
         let life = &self.history.lives[rank as usize];
         let recorder = match (job.records, job.backend) {
-            (Records::Rings, _) => Recorder::Rcomm,
+            (Records::Rings | Records::Own, _) => Recorder::Rcomm,
             (Records::Dumps, Backend::Nccl) => Recorder::Nccl,
             (Records::Dumps, _) => Recorder::Hook,
         };
@@ -82,15 +82,22 @@ impl<'a> Writer<'a> {
         }
         let mut counts = vec![[0; 3]; job.groups.len()];
         let mut notice = Random::new(job.seed ^ u64::from(rank) << 24);
-        for (nth, operation) in life.operations.iter().enumerate() {
+        // The numbers of the entries, by operation.
+        let mut ids = Vec::new();
+        for operation in &life.operations {
             // What the host of a device has issued before it was stopped is all that it will ever issue.
             if operation.issued > until {
                 break;
             }
             let group = operation.call.group;
             let is_message = operation.call.peer.is_some();
-            counts[group][usize::from(is_message)] += 1;
+            // gloo carries out the calls of a batch one by one.
+            let part = operation.call.part.filter(|_| job.backend != Backend::Gloo);
+            let is_counted = part.is_none_or(|part| part.is_first);
+            counts[group][usize::from(is_message)] += u64::from(is_counted);
             counts[group][2] += 1;
+            let nth = dump.entries.len();
+            ids.push(nth as u64 + 1);
             let entry = self.entry(
                 &mut dump,
                 (rank, nth, operation),
@@ -99,6 +106,9 @@ impl<'a> Writer<'a> {
                 &mut notice,
             );
             dump.entries.push(entry);
+            if part.is_some_and(|part| part.is_last) {
+                close_batch(&mut dump, is_message);
+            }
         }
         if recorder == Recorder::Nccl {
             for (index, local) in local.iter().enumerate() {
@@ -124,8 +134,8 @@ impl<'a> Writer<'a> {
         }
         let excess = dump.entries.len().saturating_sub(job.ring_size);
         dump.entries.drain(..excess);
-        if job.records == Records::Rings {
-            self.as_ring(&mut dump, (rank, life), moment, until, &mut notice);
+        if job.records != Records::Dumps {
+            self.as_ring(&mut dump, (rank, life, &ids), moment, until, &mut notice);
         }
         dump
     }
@@ -197,7 +207,9 @@ impl<'a> Writer<'a> {
             retired: seen.is_some() || failed.is_some(),
             is_p2p: is_message,
             peer: call.peer.map_or(Peer::None, Peer::Rank),
-            root: None,
+            root: call
+                .root
+                .filter(|_| job.broadcasts && recorder == Recorder::Rcomm),
             reduce_op: None,
             time_created_ns: self.wall(rank, operation.issued),
             time_discovered_started_ns: started_ns,
@@ -213,7 +225,7 @@ impl<'a> Writer<'a> {
     fn as_ring(
         &self,
         dump: &mut Dump,
-        (rank, life): (Rank, &Life),
+        (rank, life, ids): (Rank, &Life, &[u64]),
         moment: i64,
         until: i64,
         random: &mut Random,
@@ -263,6 +275,7 @@ impl<'a> Writer<'a> {
             (Some(_), _) if is_closed => RingReader::CLOSED,
             (Some(_), _) => RingReader::OWNER_IS_DEAD,
             (None, Some(_)) => RingReader::OWNER_IS_STOPPED,
+            (None, None) if job.records == Records::Own => "time-out",
             (None, None) => RingReader::OWNER_LIVES,
         }
         .to_owned();
@@ -274,6 +287,7 @@ impl<'a> Writer<'a> {
                 let operation = &life.operations[noted.operation];
                 let text = match noted.kind {
                     FailureKind::Timeout => "timed out",
+                    FailureKind::Mismatch => "the calls of the ranks differ",
                     _ => "the peer is gone",
                 };
                 let failure = Failure::new(noted.kind, &noted.ranks, rank, text);
@@ -285,7 +299,7 @@ impl<'a> Writer<'a> {
                         op: operation.call.op,
                         seq: operation.number,
                         is_p2p: operation.call.peer.is_some(),
-                        record_id: noted.operation as u64 + 1,
+                        record_id: ids[noted.operation],
                     }),
                     time_ns: wall(noted.at),
                     ..failure
@@ -373,23 +387,76 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// The elements of an operation of this many members, in and out.
+pub(super) fn sizes(op: OpType, elements: u64, members: u64) -> [u64; 2] {
+    match op {
+        OpType::AllGatherSingle => [elements, elements * members],
+        OpType::ReduceScatterSingle => [elements * members, elements],
+        OpType::Barrier => [0, 0],
+        _ => [elements, elements],
+    }
+}
+
+/// Closes a batch of two calls, the newest in the record, by its marker. NCCL's recorder notes the state of a batch at
+/// its marker only, and rcomm's writes a marker for messages only.
+fn close_batch(dump: &mut Dump, of_messages: bool) {
+    let by_nccl = dump.recorder == Recorder::Nccl;
+    if !by_nccl && !of_messages {
+        return;
+    }
+    let from = dump.entries.len().saturating_sub(2);
+    let parts = dump.entries[from..].iter();
+    let slowest = parts.min_by_key(|entry| match entry.state {
+        EntryState::Completed => (2, -entry.time_discovered_completed_ns),
+        EntryState::Started => (1, 0),
+        _ => (0, 0),
+    });
+    let Some(slowest) = slowest.cloned() else {
+        return;
+    };
+    let signature = Signature {
+        backend: dump.signatures[slowest.signature as usize].backend.clone(),
+        op_name: "coalesced".to_owned(),
+        ..Signature::default()
+    };
+    let known = dump.signatures.iter().position(|known| *known == signature);
+    let signature = known.unwrap_or_else(|| {
+        dump.signatures.push(signature);
+        dump.signatures.len() - 1
+    }) as u32;
+    if by_nccl {
+        for entry in &mut dump.entries[from..] {
+            entry.state = EntryState::Scheduled;
+            entry.retired = false;
+            entry.time_discovered_started_ns = 0;
+            entry.time_discovered_completed_ns = 0;
+            entry.duration_ms = None;
+        }
+    }
+    dump.entries.push(Entry {
+        record_id: dump.entries.len() as u64 + u64::from(!by_nccl),
+        op: OpType::Coalesced,
+        signature,
+        peer: Peer::None,
+        root: None,
+        ..slowest
+    });
+}
+
 /// The index of an operation's signature in the record, to which a new one is added.
 fn signature(dump: &mut Dump, job: &Job, operation: &Operation) -> u32 {
     let call = &operation.call;
     let members = job.groups[call.group].ranks.len() as u64;
-    let (name, input, output) = match call.op {
-        OpType::AllGatherSingle => ("_allgather_base", call.elements, call.elements * members),
-        OpType::ReduceScatterSingle => (
-            "_reduce_scatter_base",
-            call.elements * members,
-            call.elements,
-        ),
-        OpType::AllReduce => ("all_reduce", call.elements, call.elements),
-        OpType::Broadcast => ("broadcast", call.elements, call.elements),
-        OpType::Send => ("send", call.elements, call.elements),
-        OpType::Recv => ("recv", call.elements, call.elements),
-        _ => ("barrier", 0, 0),
+    let name = match call.op {
+        OpType::AllGatherSingle => "_allgather_base",
+        OpType::ReduceScatterSingle => "_reduce_scatter_base",
+        OpType::AllReduce => "all_reduce",
+        OpType::Broadcast => "broadcast",
+        OpType::Send => "send",
+        OpType::Recv => "recv",
+        _ => "barrier",
     };
+    let [input, output] = sizes(call.op, call.elements, members);
     let shapes = |elements: u64| match elements {
         0 => Vec::new(),
         elements => vec![vec![elements]],

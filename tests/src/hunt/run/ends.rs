@@ -1,6 +1,6 @@
 //! How operations fail, and how processes end because of that.
 
-use super::{Event, Gone, Host, Noted, Run};
+use super::{Event, Gone, Host, Key, Noted, Run};
 use crate::hunt::job::{Backend, Job, Records};
 use rcomm_recorder::model::{FailureKind, Rank};
 
@@ -59,6 +59,33 @@ impl Run<'_> {
             at,
         );
         true
+    }
+
+    /// The members of an operation have compared their calls, which differ: each names the first member whose call is
+    /// not its own.
+    pub(super) fn refuse(&mut self, key: Key, at: i64) {
+        let Some(meeting) = self.meetings.get(&key) else {
+            return;
+        };
+        let came = meeting.came.iter().map(|(&rank, &(operation, _))| {
+            let call = &self.lives[rank as usize].operations[operation].call;
+            let call = (call.op, call.elements, call.dtype, call.root);
+            (rank, operation, call)
+        });
+        let came: Vec<_> = came.collect();
+        for &(rank, operation, call) in &came {
+            if !self.acts(rank) || !self.is_pending(rank, operation, at) {
+                continue;
+            }
+            let other = came.iter().find(|(_, _, other)| *other != call);
+            let named = other.map(|&(other, ..)| other).into_iter().collect();
+            self.fail(rank, operation, FailureKind::Mismatch, named, at);
+            self.raise(
+                rank,
+                "raised RuntimeError: the calls of the ranks differ",
+                at,
+            );
+        }
     }
 
     fn fail(&mut self, rank: Rank, operation: usize, kind: FailureKind, ranks: Vec<Rank>, at: i64) {

@@ -90,6 +90,7 @@ enum Event {
     Launcher,
     Asked,
     Terminate(Rank),
+    Refuse(Key),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +118,8 @@ struct Runner {
     /// Operations that the program has not waited for.
     open: Vec<usize>,
     counts: HashMap<(usize, bool), u64>,
+    /// As `counts`, where a batch counts once.
+    numbers: HashMap<(usize, bool), u64>,
     ends: HashMap<(usize, u32, u32, bool), u64>,
 }
 
@@ -160,6 +163,7 @@ pub(super) fn run(
         is_busy: false,
         open: Vec::new(),
         counts: HashMap::new(),
+        numbers: HashMap::new(),
         ends: HashMap::new(),
     };
     let mut run = Run {
@@ -248,6 +252,7 @@ impl Run<'_> {
                 }
             }
             Event::Launcher => self.end_all(at),
+            Event::Refuse(key) => self.refuse(key, at),
             Event::Asked => {
                 let is_over = (0..self.job.world()).all(|rank| self.is_gone(rank));
                 if is_over {
@@ -412,9 +417,13 @@ impl Run<'_> {
             .entry((call.group, call.peer.is_some()))
             .or_default();
         *number += 1;
+        let nth = *number;
+        let number = runner.numbers.entry((call.group, call.peer.is_some()));
+        let number = number.or_default();
+        *number += u64::from(call.part.is_none_or(|part| part.is_first));
         let number = *number;
         let key = match call.peer {
-            None => (call.group, None, number),
+            None => (call.group, None, nth),
             Some(peer) => {
                 let members = &self.job.groups[call.group].ranks;
                 let member = members.iter().position(|&member| member == rank);
@@ -500,10 +509,16 @@ impl Run<'_> {
         let mut calls = meeting.came.iter().map(|(&rank, &(operation, _))| {
             let call = &self.lives[rank as usize].operations[operation].call;
             let op = (key.1.is_none()).then_some(call.op);
-            (op, call.elements, call.dtype)
+            (op, call.elements, call.dtype, call.root)
         });
         let first = calls.next();
         if !calls.all(|call| Some(call) == first) {
+            // rcomm's backend compares the calls, and refuses them.
+            if self.job.backend == Backend::Cpu {
+                let came = meeting.came.values().map(|&(_, at)| at).max().unwrap_or(0);
+                let then = self.soon(came, 60, 600);
+                self.at(then, Event::Refuse(key));
+            }
             return;
         }
         let came = meeting.came.values().map(|&(_, at)| at).max().unwrap_or(0);

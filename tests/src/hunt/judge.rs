@@ -1,7 +1,7 @@
 //! Compares a report with what happened.
 
+use super::Case;
 use super::job::SECOND;
-use super::{Case, Class};
 use rcomm_analyzer::{Finding, Report, Severity, Verdict};
 use rcomm_recorder::model::Rank;
 use std::fmt;
@@ -18,8 +18,6 @@ const NOTICED: i64 = 3 * SECOND;
 pub struct Truth {
     /// The ranks at fault so far, ascending.
     pub guilty: Vec<Rank>,
-    /// Whether half of the ranks are at odds with the other half, so that none may be named.
-    pub is_tie: bool,
     /// The longest wait of a rank that is not at fault, ns.
     pub waited: i64,
     /// Whether a rank's process ended by a fault, and long enough ago to be noticed.
@@ -97,9 +95,6 @@ impl Truth {
             is_over,
             ended_well: is_over && ranks.iter().all(in_order),
             was_cancelled: history.asked.is_some_and(|asked| asked <= latest),
-            is_tie: guilty.len() > 1
-                && guilty.len() * 2 == ranks.len()
-                && case.class == Class::Odds,
             guilty,
         }
     }
@@ -108,7 +103,7 @@ impl Truth {
     pub fn grade(&self, report: &Report) -> (Grade, String) {
         let accused = roots(report).find_map(|finding| {
             let mut named = finding.culprit_ranks.iter();
-            let innocent = named.find(|rank| self.is_tie || !self.guilty.contains(rank))?;
+            let innocent = named.find(|rank| !self.guilty.contains(rank))?;
             (finding.confidence >= ACCUSES).then_some((finding.code, *innocent, finding.confidence))
         });
         if let Some((code, rank, confidence)) = accused {
@@ -127,9 +122,12 @@ impl Truth {
             return wrong("not all ranks ended in order");
         }
         if self.guilty.is_empty() {
+            // The records, or the logs alone, show processes that ended, and nothing of the signal that ended them.
+            let names_nobody = roots(report).all(|finding| finding.culprit_ranks.is_empty());
             return match verdict {
-                // The records show processes that ended, and nothing of the signal that ended them.
-                Verdict::Crashed if self.was_cancelled && report.end.is_some() => {
+                Verdict::Crashed
+                    if self.was_cancelled && (report.end.is_some() || names_nobody) =>
+                {
                     doubt("the job was cancelled")
                 }
                 _ if claims => wrong("nothing is wrong"),
@@ -147,7 +145,6 @@ impl Truth {
             _ if !shows => (Grade::Right, String::new()),
             _ if !claims => doubt("no rank is named"),
             _ => match roots(report).next() {
-                _ if self.is_tie => (Grade::Right, String::new()),
                 Some(first) if !first.culprit_ranks.is_empty() => {
                     let mut named = first.culprit_ranks.iter();
                     match named.all(|rank| self.guilty.contains(rank)) {

@@ -92,7 +92,7 @@ impl Case {
             (well.last as f64 * share) as i64
         });
         let mut history = run::run(&job, programs, &faults, asked, random);
-        class.happened(&job, &mut history, random);
+        class.happened(&mut history, random);
         let mut case = Self {
             class,
             job,
@@ -152,6 +152,7 @@ impl Case {
         };
         let mut seen: Vec<Rank> = (0..world)
             .filter(|&rank| match job.records {
+                Records::Own if look == Look::Left => history.lives[rank as usize].dumped.is_some(),
                 Records::Dumps | Records::Own => can_write(rank, moments[rank as usize]),
                 Records::Rings => true,
             })

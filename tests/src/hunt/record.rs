@@ -275,7 +275,10 @@ impl<'a> Writer<'a> {
             (Some(_), _) if is_closed => RingReader::CLOSED,
             (Some(_), _) => RingReader::OWNER_IS_DEAD,
             (None, Some(_)) => RingReader::OWNER_IS_STOPPED,
-            (None, None) if job.records == Records::Own => "time-out",
+            (None, None) if job.records == Records::Own => match life.dumped {
+                Some(_) => "time-out",
+                None => "requested by the program",
+            },
             (None, None) => RingReader::OWNER_LIVES,
         }
         .to_owned();

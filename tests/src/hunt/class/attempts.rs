@@ -2,7 +2,7 @@
 
 use crate::generator::Random;
 use crate::hunt::job::{Job, Records, SECOND};
-use crate::hunt::{Case, Class};
+use crate::hunt::{Case, Class, Look};
 use rcomm_analyzer::{Extent, RecordFile};
 use rcomm_recorder::publish::Dump;
 
@@ -16,8 +16,14 @@ pub(super) fn add_earlier(case: &mut Case, random: &mut Random) {
         seed += 1;
         let other = Job::draw(seed);
         let is_alike = other.backend == job.backend && other.records == job.records;
-        if is_alike && (other.world() == job.world()) == same_size {
-            break Case::of_job(other, Class::Any, random);
+        if !is_alike || (other.world() == job.world()) != same_size {
+            continue;
+        }
+        let earlier = Case::of_job(other, Class::Any, random);
+        // No process of the earlier job is left when the later one starts.
+        let is_gone = earlier.look == Look::After && earlier.truth.is_over;
+        if job.records != Records::Rings || is_gone {
+            break earlier;
         }
     };
     let gap = *random.pick(&[3, 20, 300, 7200, 200_000]) * SECOND;

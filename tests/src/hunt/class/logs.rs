@@ -3,10 +3,10 @@
 mod launcher;
 
 use crate::generator::Random;
-use crate::hunt::Case;
 use crate::hunt::job::{Backend, Job, MS, SECOND};
 use crate::hunt::record::{START_NS, sizes};
 use crate::hunt::run::{Gone, History, Life, Operation};
+use crate::hunt::{Case, Truth};
 use rcomm_analyzer::log;
 use rcomm_recorder::model::{OpType, Rank};
 
@@ -21,7 +21,7 @@ struct Line {
 }
 
 /// In some jobs, processes do not end by SIGTERM, and are killed half a minute later.
-pub(super) fn kill_the_slow(job: &Job, history: &mut History, random: &mut Random) {
+fn kill_the_slow(history: &mut History, random: &mut Random) {
     let share = *random.pick(&[0.0, 0.0, 0.2, 0.7]);
     for life in &mut history.lives {
         let is_slow = random.chance(share);
@@ -37,11 +37,25 @@ pub(super) fn kill_the_slow(job: &Job, history: &mut History, random: &mut Rando
             history.last = history.last.max(gone.at);
         }
     }
-    debug_assert_eq!(history.lives.len(), job.world() as usize);
 }
 
 /// Writes the logs of a case, and leaves the dumps of some ranks beside them, or none.
 pub(super) fn write(case: &mut Case, random: &mut Random) {
+    let share = *random.pick(&[0.0, 0.0, 0.5, 0.9]);
+    let keep: Vec<bool> = case.dumps.iter().map(|_| random.chance(share)).collect();
+    let mut kept = keep.iter();
+    case.dumps.retain(|_| *kept.next().unwrap_or(&false));
+    let mut kept = keep.iter();
+    case.names.retain(|_| *kept.next().unwrap_or(&false));
+    let mut kept = keep.iter();
+    (case.policy.files).retain(|_| *kept.next().unwrap_or(&false));
+    if case.dumps.is_empty() {
+        // Logs alone are read once the job is over.
+        kill_the_slow(&mut case.history, random);
+        case.moment = case.history.last + SECOND;
+        let moments = vec![case.moment; case.job.world() as usize];
+        case.truth = Truth::of(case, &moments);
+    }
     let job = &case.job;
     let mut lines = Vec::new();
     let states_size = random.chance(0.4);
@@ -90,14 +104,6 @@ pub(super) fn write(case: &mut Case, random: &mut Random) {
         text.push('\n');
     }
     case.logs = files.into_iter().collect();
-    let share = *random.pick(&[0.0, 0.0, 0.5, 0.9]);
-    let keep: Vec<bool> = case.dumps.iter().map(|_| random.chance(share)).collect();
-    let mut kept = keep.iter();
-    case.dumps.retain(|_| *kept.next().unwrap_or(&false));
-    let mut kept = keep.iter();
-    case.names.retain(|_| *kept.next().unwrap_or(&false));
-    let mut kept = keep.iter();
-    (case.policy.files).retain(|_| *kept.next().unwrap_or(&false));
 }
 
 /// What the analyzer reads from a log.

@@ -118,11 +118,9 @@ impl Class {
     }
 
     /// Adds to what has happened what only this class shows.
-    pub(super) fn happened(self, job: &Job, history: &mut History, random: &mut Random) {
-        match self {
-            Self::Logs => logs::kill_the_slow(job, history, random),
-            Self::Dumps => give_up(history, random),
-            _ => {}
+    pub(super) fn happened(self, history: &mut History, random: &mut Random) {
+        if self == Self::Dumps {
+            give_up(history, random);
         }
     }
 
@@ -161,10 +159,13 @@ fn odds(job: &mut Job, random: &mut Random) {
         wrong,
         ..Job::fault(random, job.backend, world)
     };
-    let by_half = random.chance(0.5);
-    let is_odd = |rank: &u32| match by_half {
-        true => *rank >= world / 2,
-        false => rank % 2 == 1,
+    let (by_half, with_first) = (random.chance(0.5), random.chance(0.5));
+    let is_odd = |rank: &u32| {
+        let is_second = match by_half {
+            true => *rank >= world / 2,
+            false => rank % 2 == 1,
+        };
+        is_second != with_first
     };
     job.faults = match world.is_multiple_of(2) && random.chance(0.35) {
         true => (0..world)
@@ -175,14 +176,14 @@ fn odds(job: &mut Job, random: &mut Random) {
     };
 }
 
-/// Every rank writes a dump when an operation of it fails; in half of the jobs the others, too, once they hear of the
+/// Every rank writes a dump when an operation of it fails, before its program gets the error; in half of the jobs the others, too, once they hear of the
 /// first failure.
 fn give_up(history: &mut History, random: &mut Random) {
     let failed = |life: &super::run::Life| life.failures.first().map(|failure| failure.at);
     let first = history.lives.iter().filter_map(failed).min();
     let tells = random.chance(0.5);
     for life in &mut history.lives {
-        let own = failed(life).map(|at| at + random.between(1, 60) as i64 * MS);
+        let own = failed(life).map(|at| at + random.between(1, 8) as i64 * MS);
         let heard = first.filter(|_| tells);
         let heard = heard.map(|at| at + random.between(5, 400) as i64 * MS);
         let written = own.into_iter().chain(heard).min();

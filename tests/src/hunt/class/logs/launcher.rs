@@ -38,6 +38,21 @@ fn code(gone: &Gone) -> i32 {
 /// torchrun: the agent of each host reports the processes that it found ended at its first look after a failure. The
 /// lowest of them is the root cause.
 pub(super) fn torchrun(case: &Case, lines: &mut Vec<Line>) {
+    if let Some(asked) = case.history.asked {
+        for host in 0..=case.job.host(case.job.world() - 1) {
+            let (time, micros) = clock(asked);
+            let place = "torch/distributed/elastic/agent/server/api.py:719]";
+            lines.push(Line {
+                at: asked,
+                host,
+                rank: None,
+                text: format!(
+                    "W0921 {time}.{micros:06} {} {place} Received 15 death signal, shutting down workers",
+                    900 + host
+                ),
+            });
+        }
+    }
     for (host, failed) in failed(case) {
         let Some(&(_, first)) = failed.first() else {
             continue;

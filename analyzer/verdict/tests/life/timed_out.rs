@@ -2,7 +2,7 @@
 
 use crate::job::{State, alive, at, closed, fails, record, stopped};
 use crate::root;
-use rcomm_recorder::model::{Failure, FailureKind, Rank};
+use rcomm_recorder::model::{Failure, FailureKind, OpType, Peer, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
@@ -204,4 +204,28 @@ fn a_rank_that_still_waited_in_an_operation_at_the_end_is_no_culprit_although_ot
     dumps[1].failures[0].group = Some(1);
     let report = analyze(&dumps, &Policy::default());
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
+}
+
+/// The record of a rank that waited for a message of rank `from` when it gave up, at `then`.
+fn receives(rank: Rank, from: Rank, then: f64) -> Dump {
+    let mut dump = record(rank, RANKS, &[FIRST, (1.0, State::Failed(then))]);
+    let entry = &mut dump.entries[1];
+    (entry.op, entry.is_p2p) = (OpType::Recv, true);
+    (entry.collective_seq_id, entry.p2p_seq_id) = (1, 1);
+    entry.peer = Peer::Rank(from);
+    fails(dump, FailureKind::Timeout, &[from], then)
+}
+
+#[test]
+fn a_rank_that_waited_for_another_message_of_the_group_is_not_the_cause() {
+    // Rank 3 waits for rank 2, which waits for rank 1, which waits for rank 0. No collective is between the messages.
+    for times in [[31.0, 31.1, 31.2], [31.2, 31.1, 31.0]] {
+        let waits = (1..RANKS).zip(times);
+        let mut dumps: Vec<Dump> = waits
+            .map(|(rank, then)| receives(rank, rank - 1, then))
+            .collect();
+        dumps.push(record(0, RANKS, &[FIRST]));
+        let report = analyze(&dumps, &Policy::default());
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[0][..]));
+    }
 }

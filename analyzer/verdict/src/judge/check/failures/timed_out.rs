@@ -3,6 +3,7 @@
 
 use super::recorded_failure::{Recorded, complete, operation, text};
 use crate::align::Presence;
+use crate::align::p2p::peer_of;
 use crate::align::record::Op;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
@@ -21,7 +22,7 @@ struct Wait<'a> {
 /// the rank had issued and not completed when the time-out was recorded. `None` if there is none.
 fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
-    let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
+    let timed_out = operation(ctx, witness);
     let lanes = &ctx.aligned.lanes[record];
     let full_record = &ctx.aligned.records[record];
     let unaligned = full_record.unaligned.iter().map(|(_, op)| op);
@@ -29,10 +30,33 @@ fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opti
         let group = lanes.get(usize::from(op.group))?.group;
         // An access to a window has no number, and is never the same as another rank's.
         let is_own = op.kind.pattern() == Pattern::OneSided && record != witness.record;
-        let other = is_own || timed_out != Some((group, op.seq, op.is_p2p));
+        let is_same = |(of, late): (usize, &Op)| {
+            of == group && late.is_p2p == op.is_p2p && (late.seq == op.seq || op.is_p2p)
+        };
+        let is_end = || !op.is_p2p || is_other_end(ctx, (record, op), group, witness);
+        let other = is_own || !(timed_out.is_some_and(is_same) && is_end());
         (other && is_pending(ctx, record, op, witness.at_ns)).then_some(Wait { record, group, op })
     });
     waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))
+}
+
+/// Whether a message of a rank may be the one that timed out at its other end: a send to the witness where that
+/// received, or a receive from it where that sent.
+fn is_other_end(
+    ctx: &Context<'_>,
+    (record, op): (usize, &Op),
+    group: usize,
+    witness: &Recorded<'_>,
+) -> bool {
+    let ranks = &ctx.aligned.groups[group].ranks;
+    let rank_at = |record: usize| ctx.aligned.records[record].rank;
+    let own = ranks.iter().position(|&rank| rank == rank_at(record));
+    let peer = own.and_then(|own| peer_of(op, own as u32, ranks.len() as u32));
+    let is_to_witness =
+        peer.and_then(|peer| ranks.get(peer as usize)) == Some(&rank_at(witness.record));
+    let kind = operation(ctx, witness).map(|(_, late)| late.kind);
+    // A receive from any source names no peer.
+    (is_to_witness || peer.is_none()) && kind != Some(op.kind)
 }
 
 /// The members whose records show that they had not issued the collective of a wait by `at_ns`, common time; empty for

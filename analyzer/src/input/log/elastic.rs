@@ -37,6 +37,8 @@ pub(super) fn read_line(line: &Line<'_>, failures: &mut FailureList, found: &mut
             first: false,
         };
         found.push((None, Event::Ended(ended)));
+    } else if is_termination(text) {
+        found.push((None, Event::Terminated));
     } else if text.contains("srun: error: ") {
         slurm(text, found);
     } else if text.contains("rcomm-run: rank ") {
@@ -45,6 +47,14 @@ pub(super) fn read_line(line: &Line<'_>, failures: &mut FailureList, found: &mut
         let pid = number_after(text, "Killed process ");
         found.push((None, Event::OutOfMemory { pid }));
     }
+}
+
+/// Whether a launcher states that it was asked to end the job: `slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT …`, or
+/// `Received 15 death signal, shutting down workers` of torchrun.
+fn is_termination(text: &str) -> bool {
+    let by_slurm = text.contains("slurmstepd: error: *** ") && text.contains(" CANCELLED AT ");
+    let by_torchrun = text.contains("Received ") && text.contains(" death signal, shutting down");
+    by_slurm || by_torchrun
 }
 
 /// Reads torchrun's list: the heading of a section, then `key : value` lines for each process.

@@ -128,6 +128,8 @@ pub enum Event {
     /// The text of an exception that names no cause by itself: it usually follows from another rank's failure, or its
     /// traceback has no label and may be of any program.
     Exception(String),
+    /// The job was asked to end from outside: its launcher got a signal, or Slurm cancelled its step.
+    Terminated,
     /// A process ended.
     Ended(Ended),
     /// The kernel's out-of-memory killer ended a process.

@@ -14,7 +14,8 @@ const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
 /// The process that ended first: the one that the launcher names, or the first in the log that was not terminated by
-/// SIGTERM.
+/// SIGTERM. What ends after the job was asked to end does not count: some processes end by another signal then, or with
+/// an error because their peers have gone.
 pub(super) fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
     let ends = || {
         digest
@@ -24,10 +25,36 @@ pub(super) fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)
                 Event::Ended(end) => Some((seen, end)),
                 _ => None,
             })
+            .filter(|&(seen, _)| !is_after_termination(digest, seen))
     };
     ends()
         .find(|(_, end)| end.first)
         .or_else(|| ends().find(|(_, end)| end.code != -SIGTERM))
+}
+
+/// Whether the log of this line states before it that the job was asked to end.
+fn is_after_termination(digest: &Digest<'_>, seen: Seen<'_>) -> bool {
+    digest.all.iter().any(|other| {
+        matches!(other.fact.event, Event::Terminated)
+            && std::ptr::eq(other.log, seen.log)
+            && other.fact.line < seen.fact.line
+    })
+}
+
+/// The job was asked to end, and no line before that shows a failure. Comes before the rules about connections and exit
+/// codes: processes that end close their connections.
+pub(super) fn terminated(digest: &Digest<'_>) -> Option<Conclusion> {
+    let is_termination = |seen: &&Seen<'_>| matches!(seen.fact.event, Event::Terminated);
+    let seen = digest.all.iter().find(is_termination)?;
+    if digest.any_timed_out() || first_end(digest).is_some() {
+        return None;
+    }
+    let sentence = "the job was terminated from outside; whether anything was wrong before, the log does not show";
+    let mut found = Conclusion::new(Code::N302, Verdict::Inconclusive, 0.0, sentence.to_owned());
+    found.lines = vec![seen.cite("the launcher was asked to end the job".to_owned())];
+    found.next =
+        "see who cancelled the job: a person, its time limit, or a node that failed".to_owned();
+    Some(found)
 }
 
 /// A signal ended the first process: not SIGTERM, and not SIGABRT after a time-out or after a transfer whose two ends
@@ -63,10 +90,21 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
         (.., Some((_, error))) => format!(" after it had raised {error}"),
         _ => String::new(),
     };
+    let has_own_lines = seen.fact.rank.is_some_and(|rank| {
+        let mut own = digest.all.iter();
+        own.any(|other| {
+            other.fact.rank == Some(rank) && !matches!(other.fact.event, Event::Ended(_))
+        })
+    });
     let mut found = Conclusion::new(
         Code::E150,
         Verdict::Crashed,
-        if memory.is_some() { 0.9 } else { 0.75 },
+        match memory {
+            Some(_) => 0.9,
+            // PyTorch's watchdog ends the process by SIGABRT after a time-out, which its own log states.
+            None if signal == SIGABRT && !has_own_lines => 0.5,
+            None => 0.75,
+        },
         format!(
             "{} was killed by signal {signal}{}{why}",
             subject(seen, end),

@@ -27,6 +27,7 @@ const RULES: &[Rule] = &[
     failures::sizes,
     timeouts::silent,
     gloo::timed_out,
+    failures::terminated,
     failures::peer_lost,
     failures::unreachable,
     failures::exited,

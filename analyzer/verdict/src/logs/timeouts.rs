@@ -199,6 +199,8 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
             .filter(|((name, rank), (progress, _))| {
                 *name == group
                     && !timeouts.ranks.contains(rank)
+                    // A rank that timed out in another group waited there.
+                    && !digest.timed_out(*rank)
                     && progress.enqueued.is_none_or(|newest| newest < timeouts.seq)
             })
             .map(|((_, rank), (progress, seen))| (*rank, progress.enqueued, *seen))

@@ -1,0 +1,101 @@
+//! Tests logs of jobs that were asked to end, and of ranks that waited for others when they ended.
+
+use rcomm_analyzer::{Analysis, Code, Policy, Report, Verdict, log, logs};
+
+/// The report on one log of these lines.
+fn judge(lines: &[&str]) -> Report {
+    let log = log::read("job.log", None, lines.join("\n").as_bytes()).expect("memory can be read");
+    let mut report = Analysis::new(Policy::default()).finish();
+    logs::join(&mut report, &[log]);
+    report
+}
+
+const CANCELLED: &str =
+    "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-09-21T14:20:11 ***";
+
+#[test]
+fn no_process_is_blamed_for_its_end_after_the_job_was_cancelled() {
+    let closed = "[rank2]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer \
+                  [10.0.0.7]:28511";
+    let signal = "W0921 14:20:11.2 900 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, \
+                  shutting down workers";
+    for lines in [
+        // A process that does not end by SIGTERM is killed.
+        &[CANCELLED, "srun: error: n1: task 3: Killed"][..],
+        &[
+            CANCELLED,
+            closed,
+            "srun: error: n1: task 2: Exited with exit code 1",
+        ],
+        &[signal, closed],
+    ] {
+        let report = judge(lines);
+        assert_eq!(report.verdict, Verdict::Inconclusive, "{lines:?}");
+        let first = &report.findings[0];
+        assert!(first.culprit_ranks.is_empty(), "{first:?}");
+        let expected = "the job was terminated from outside";
+        assert!(first.sentence.starts_with(expected), "{first:?}");
+        assert!(!first.log.is_empty(), "{lines:?}");
+    }
+}
+
+#[test]
+fn a_process_that_ended_before_the_job_was_cancelled_is_named() {
+    let report = judge(&[
+        "srun: error: n1: task 3: Killed",
+        CANCELLED,
+        "srun: error: n1: task 0: Killed",
+    ]);
+    let first = &report.findings[0];
+    assert_eq!((first.code, report.verdict), (Code::E150, Verdict::Crashed));
+    assert_eq!(first.culprit_ranks, [3]);
+}
+
+#[test]
+fn a_rank_that_aborted_is_not_blamed_if_its_own_log_is_missing() {
+    // After a time-out, PyTorch's watchdog ends the process like this.
+    let report = judge(&["srun: error: n1: task 0: Aborted (core dumped)", CANCELLED]);
+    let first = &report.findings[0];
+    assert_eq!(first.code, Code::E150);
+    assert!(first.confidence <= 0.5, "{first:?}");
+}
+
+#[test]
+fn a_rank_that_timed_out_in_another_group_is_not_behind() {
+    let timed_out = |rank: u32, group: &str, seq: u64, enqueued: u64| {
+        let head = format!("[rank{rank}]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616]");
+        [
+            format!(
+                "{head} [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, \
+                 NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+            ),
+            format!(
+                "{head} [PG ID 1 PG GUID {group} Rank 0] failure detected by watchdog at work sequence id: {seq} PG \
+                 status: last enqueued work: {enqueued}, last completed work: {}",
+                seq - 1
+            ),
+        ]
+    };
+    let mut lines = Vec::new();
+    for rank in 0..6 {
+        lines.extend(timed_out(rank, "0(default_pg)", 41, 41));
+    }
+    // Rank 6 waits for rank 7 in a group of theirs, and rank 7 has no line.
+    let waits = "[rank6]:[E626 06:24:44.8 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 6] Received a dump \
+                 signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last \
+                 enqueued NCCL work: 40, last completed NCCL work: 40.";
+    lines.push(waits.to_owned());
+    let behind = judge(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(behind.findings[0].culprit_ranks, [6]);
+    lines.extend(timed_out(6, "5(tp)", 90, 90));
+    let report = judge(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let blamed = report
+        .findings
+        .iter()
+        .flat_map(|finding| &finding.culprit_ranks);
+    assert!(
+        blamed.clone().all(|&rank| rank != 6),
+        "{:?}",
+        report.findings
+    );
+}

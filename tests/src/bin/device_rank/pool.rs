@@ -29,7 +29,7 @@ pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     let device = c_int::from(gpu.device.ordinal());
     // SAFETY: what the function returns is used as device memory of that size, until it is freed.
     let allocate = |size: usize| unsafe { (functions.allocate)(size as isize, device, null_mut()) };
-    // SAFETY: the operations on the segment have ended.
+    // SAFETY: `at` is a segment of this size that `allocate` returned, and the operations on it have ended.
     let free = |at| unsafe { (functions.free)(at, SEGMENT as isize, device, null_mut()) };
 
     let first = allocate(SEGMENT);

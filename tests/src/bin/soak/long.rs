@@ -68,7 +68,7 @@ pub(crate) fn soak(args: &Soak) -> anyhow::Result<bool> {
 /// A wrong result, an error, a leak, or a resource of which the rank used more at the end than at the beginning.
 fn judge(report: &RankReport) -> anyhow::Result<String> {
     ensure!(report.wrong.is_empty(), "{}", report.wrong.join("; "));
-    if let Some(error) = &report.error {
+    if let Some((error, _)) = &report.error {
         bail!("{error}");
     }
     let (fds, threads) = report.left;

@@ -34,6 +34,7 @@ use crate::processor::{Turns, were_starved};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use rcomm_tests::process::free_port;
+use rcomm_tests::usage::Held;
 use serde::{Deserialize, Serialize};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -109,12 +110,11 @@ pub(crate) struct RankReport {
 }
 
 /// What a rank uses between two rounds.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) round: u64,
     pub(crate) memory_kib: u64,
-    pub(crate) fds: i64,
-    pub(crate) threads: i64,
+    pub(crate) held: Held,
 }
 
 /// How long the ranks of a round may take beyond the time-out of operations, and how long a launcher may take.

@@ -250,6 +250,9 @@ fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
         assert!(error.to_string().contains(expected), "{error}");
         // The step has failed, so the hook may be replaced although the group is open.
         reducer.set_hook(None).unwrap();
+        // The hook has had the memory of the first bucket: nothing more can be sent in this step.
+        let error = reducer.ready(2, &gradient(rank, 2, 0)).unwrap_err();
+        assert!(error.to_string().contains("call regroup"), "{error}");
         reducer.regroup(world.group()).unwrap();
         for (parameter, got) in step(&mut reducer, rank, 0).iter().enumerate() {
             assert_eq!(got, &mean_over(&[0, 1, 2, 3], parameter, 0));

@@ -362,8 +362,14 @@ impl<T: Gradient> Reducer<T> {
         }
     }
 
-    /// Begins to send: from now on this rank takes part in the step.
+    /// Begins to send: from now on this rank takes part in the step. Refuses a step that has failed, of which buckets
+    /// may have lost their memory.
     pub(super) fn begin(&mut self) -> Result<()> {
+        if self.step.has_failed {
+            let message = "this step has failed before: call regroup before the next step";
+            let refused = self.group.refusal().cloned();
+            return Err(refused.unwrap_or_else(|| self.refuse(message.to_owned())));
+        }
         self.touch();
         if self.step.has_begun {
             return Ok(());

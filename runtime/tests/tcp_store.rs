@@ -145,6 +145,14 @@ fn client_that_connects_early_waits_for_the_server() {
 }
 
 #[test]
+fn a_connection_may_have_unlimited_time() {
+    let host = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let store = TcpStore::connect("127.0.0.1", host.port(), Duration::MAX).unwrap();
+    store.set("key", b"value").unwrap();
+    assert_eq!(store.get("key", Duration::MAX).unwrap(), b"value");
+}
+
+#[test]
 fn host_error_says_that_the_port_is_taken() {
     let first = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
     let text = error_text(

@@ -7,7 +7,7 @@ use super::obstacle::Obstacle;
 use super::protocol::{MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::limit::left_until;
+use crate::store::limit::{after, left_until};
 use rcomm_recorder::model::text;
 use rcomm_recorder::publish::{
     Handshake, STORE_REFUSAL, Secret, StoreCaller, Tls, TlsError, TlsSession,
@@ -105,7 +105,7 @@ impl Connection {
         first: &[u8],
     ) -> Result<Self> {
         let started = Instant::now();
-        let deadline = started + timeout;
+        let deadline = after(timeout);
         let mut pause = RETRY.0;
         let mut logged = false;
         let mut earlier = None;
@@ -154,7 +154,7 @@ impl Connection {
         timeout: Duration,
         access: &StoreAccess,
     ) -> Result<Self> {
-        let deadline = Instant::now() + timeout;
+        let deadline = after(timeout);
         Self::dial_once(host, port, deadline, access, &[]).map_err(|obstacle| match obstacle {
             obstacle if obstacle.is_final() => obstacle.unauthorized(host, port),
             obstacle => obstacle.of_known_store(host, port),

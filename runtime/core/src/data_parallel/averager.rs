@@ -36,14 +36,15 @@ pub struct ModelAverager {
 
 impl ModelAverager {
     /// Averages over `group` in step `warm_up`, the first one being step 0, and in every `period`-th step from there on.
-    /// `warm_up` is how many first steps average their gradients over all ranks. All ranks of the group pass the same
-    /// numbers.
+    /// `warm_up` is the number of steps at the beginning that average gradients over all ranks. All ranks of the group
+    /// pass the same numbers.
     ///
     /// # Errors
     /// `InvalidArgument` if `period` is 0.
     pub fn periodic(group: &ProcessGroup, period: u64, warm_up: u64) -> Result<Self> {
         if period == 0 {
-            return Err(refuse(group, "a period of 0 steps".to_owned()));
+            let message = "the period is 0: give a number of steps from 1 on";
+            return Err(refuse(group, message.to_owned()));
         }
         Ok(Self {
             levels: vec![(period, group.clone())],
@@ -75,8 +76,10 @@ impl ModelAverager {
     ) -> Result<Self> {
         let whole = group.size();
         if levels.last().map(|level| level.size) != Some(whole) {
-            let message =
-                format!("the last of the levels {levels:?} does not have all {whole} ranks");
+            let levels = describe(levels);
+            let message = format!(
+                "the last level must be of all {whole} ranks, and the levels are: {levels}"
+            );
             return Err(refuse(group, message));
         }
         let ascends = |pair: &[AveragingLevel]| {
@@ -89,8 +92,9 @@ impl ModelAverager {
             return Err(refuse(
                 group,
                 format!(
-                    "the levels {levels:?} do not have ascending periods from 1 on and ascending sizes that divide \
-                     {whole} ranks"
+                    "levels must have ascending periods from 1 on, and ascending sizes that divide {whole} ranks; the \
+                     levels are: {}",
+                    describe(levels)
                 ),
             ));
         }
@@ -154,6 +158,18 @@ impl ModelAverager {
     pub fn set_step(&mut self, step: u64) {
         self.step = step;
     }
+}
+
+/// The levels as an error lists them.
+fn describe(levels: &[AveragingLevel]) -> String {
+    if levels.is_empty() {
+        return "none".to_owned();
+    }
+    let levels = levels.iter().map(|level| {
+        let AveragingLevel { period, size } = level;
+        format!("period {period} of {size} ranks")
+    });
+    levels.collect::<Vec<_>>().join(", ")
 }
 
 fn refuse(group: &ProcessGroup, message: String) -> Error {

@@ -95,8 +95,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Puts parameters of the lengths `lens`, with elements of `size` bytes, into buckets, in the order `order`, as far
-    /// as `options` delays none.
+    /// Puts parameters of the lengths `lens`, with elements of `size` bytes, into buckets, in the order `order`. Those
+    /// that `options` delays have a bucket of their own.
     pub(super) fn new<T>(
         order: &[usize],
         lens: &[usize],

@@ -26,17 +26,18 @@ impl<T: Gradient> Reducer<T> {
     /// # Errors
     /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient; with a static graph,
     /// parameters that had a gradient in the first step and have none now. Other ranks may then wait for this rank, so
-    /// this rank should end. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise the
-    /// error of the hook or the group; the reducer then needs [`regroup`](Self::regroup).
+    /// this rank should end. `InvalidArgument` also if the hook returned a wrong number of elements for a bucket.
+    /// Otherwise the error of the hook or the group. After a wrong number, or an error of the hook or the group, the
+    /// reducer needs [`regroup`](Self::regroup).
     pub fn finish_in_place(&mut self) -> Result<()> {
         self.finish_each(|_, _| {})
     }
 
-    /// Like [`finish_in_place`](Self::finish_in_place), and calls `each` with the number and the average of each dense
-    /// parameter that a rank has used. It does so bucket by bucket, as soon as a bucket's averages are there, so that
-    /// an optimizer works while later buckets are under way. With [`UnusedParameters::Find`] all are there before the
-    /// first call, except in later steps of a static graph. What `each` writes is what [`average`](Self::average) then
-    /// returns.
+    /// Like [`finish_in_place`](Self::finish_in_place), and calls `each` with the position and the average of each dense
+    /// parameter that at least one rank has used. It does so bucket by bucket, as soon as a bucket's averages are there,
+    /// so that an optimizer works while later buckets are under way. With [`UnusedParameters::Find`] all are there
+    /// before the first call, except in later steps of a static graph. What `each` writes is what
+    /// [`average`](Self::average) then returns.
     ///
     /// # Blocking
     /// See [`finish_in_place`](Self::finish_in_place); later buckets wait for `each`.
@@ -120,10 +121,8 @@ impl<T: Gradient> Reducer<T> {
         has_input: bool,
         each: &mut dyn FnMut(usize, &mut [T]),
     ) -> Result<()> {
-        let ended = self.end_step(has_input, each);
-        // A step that has ended was reset.
-        self.step.has_failed |= ended.is_err();
-        ended
+        self.end_step(has_input, each)
+            .inspect_err(|_| self.step.has_failed = true)
     }
 
     fn end_step(&mut self, has_input: bool, each: &mut dyn FnMut(usize, &mut [T])) -> Result<()> {
@@ -192,7 +191,7 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
-    /// Calls `each` with the averages of a bucket that a rank has used.
+    /// Calls `each` with the averages of a bucket's dense parameters that at least one rank has used.
     fn pass_averages(&mut self, bucket: usize, each: &mut dyn FnMut(usize, &mut [T])) {
         let memory = &mut self.memory[bucket];
         for &parameter in &self.layout.buckets[bucket] {
@@ -203,7 +202,8 @@ impl<T: Gradient> Reducer<T> {
         }
     }
 
-    /// The factor by which the average over all ranks is multiplied to get the average over the ranks with input.
+    /// Waits for the vote. Returns the factor by which averages over all ranks are multiplied: with
+    /// [`UnevenInputs::DivideByActive`] the one that makes them averages over the ranks with input, otherwise 1.
     fn factor(&mut self, vote: Work<Vec<u32>>) -> Result<f64> {
         let active = self.count(vote)?;
         let size = self.group.size();
@@ -248,7 +248,9 @@ impl<T: Gradient> Reducer<T> {
                 let averages = averaging()?;
                 let (given, expected) = (averages.len(), self.layout.lens[bucket]);
                 if given != expected {
-                    let message = format!("the hook returned {given} gradients, not {expected}");
+                    let message = format!(
+                        "the hook returned {given} elements for bucket {bucket}, which has {expected}"
+                    );
                     return Err(self.refuse(message));
                 }
                 self.memory[bucket] = BucketMemory::Vec(averages);

@@ -12,8 +12,8 @@ use rcomm_recorder::model::ReduceOp;
 pub struct Joined {
     /// How many steps this rank took part in without input.
     pub shadowed: u64,
-    /// A rank of the group that had input in the last step, the same on all ranks: its parameters are those of all
-    /// steps ([`Reducer::broadcast_parameters_from`]).
+    /// A rank of the group that had input in every step, the same on all ranks: its parameters are up to date
+    /// ([`Reducer::broadcast_parameters_from`] copies them to the others).
     pub last: u32,
 }
 

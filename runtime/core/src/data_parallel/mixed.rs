@@ -119,7 +119,7 @@ impl MixedReducer {
     ///
     /// # Errors
     /// `Mismatch` names a rank and the first parameter that differs there; `InvalidArgument` names a parameter whose
-    /// shape does not fit in memory or whose type is none of the four, or a number in `sparse` that no parameter has.
+    /// shape does not fit in memory or whose type is none of the four, or a position in `sparse` that no parameter has.
     /// Otherwise the group's error, or that of [`World::new_group`](crate::World::new_group).
     pub fn new(
         group: &ProcessGroup,
@@ -159,7 +159,10 @@ impl MixedReducer {
         let mut typed = Vec::with_capacity(self.parameters.len());
         for (parameter, dtype) in &self.parameters {
             if !TYPES.contains(dtype) {
-                let message = format!("there are no gradients of {dtype}, as {}", parameter.name);
+                let name = &parameter.name;
+                let message = format!(
+                    "{name} is of type {dtype}: gradients are of type f32, f64, f16 or bf16"
+                );
                 return Err(refuse(group, message));
             }
             let name = format!("{} of {dtype}", parameter.name);

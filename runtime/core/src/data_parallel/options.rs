@@ -136,8 +136,13 @@ impl<T> ReducerOptions<T> {
 
 /// The error for a hook together with a wire of another type.
 pub(super) fn wire_with_hook(wire: Wire) -> Error {
+    let wire = match wire {
+        Wire::Own => "the gradients' own type",
+        Wire::F16 => "f16",
+        Wire::Bf16 => "bf16",
+    };
     refuse(format!(
-        "a hook chooses what is sent: it cannot be used with the wire {wire:?}"
+        "a hook chooses itself what it sends: remove it, or the option to send gradients as {wire}"
     ))
 }
 

@@ -22,8 +22,8 @@ enum Local {
 
 /// Averages gradients over all ranks of the reducer's group in the first steps, and then only among the ranks of a
 /// *local group*, such as those of a host. The models of different local groups then drift apart: a
-/// [`ModelAverager`](super::ModelAverager) averages their parameters every few steps, after the optimizer. Both get the
-/// same number of first steps. So ranks of different local groups communicate in some steps only.
+/// [`ModelAverager`](super::ModelAverager) averages their parameters every few steps, after the optimizer. Its `warm_up`
+/// is this hook's `start`. So ranks of different local groups communicate in some steps only.
 ///
 /// The method is post-local SGD (Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020),
 /// as in PyTorch's `post_localSGD_hook` (`torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py`).
@@ -34,7 +34,7 @@ enum Local {
 /// [`UnevenInputs::DivideByActive`](super::UnevenInputs::DivideByActive) counts the active ranks of the reducer's
 /// group, not those of the local one.
 ///
-/// A hook belongs to one reducer. [`Reducer::regroup`](super::Reducer::regroup) lets it count steps from 0.
+/// A hook belongs to one reducer. After [`Reducer::regroup`](super::Reducer::regroup) it counts steps from the start.
 pub struct PostLocalSgdHook {
     local: Local,
     /// How many steps are averaged over all ranks.
@@ -111,8 +111,8 @@ impl<T: Gradient> CommHook<T> for PostLocalSgdHook {
         match &mut self.local {
             Local::Given(local) if self.steps.has_begun() => {
                 let message = format!(
-                    "the local group {} is one of the ranks before: give the reducer a hook with another one first \
-                     (Reducer::set_hook)",
+                    "the local group {} was made before ranks were lost or have joined: first set a hook with another \
+                     local group (Reducer::set_hook)",
                     local.desc()
                 );
                 return Err(Error::new(ErrorKind::InvalidArgument, message));

@@ -55,7 +55,8 @@ pub struct Reducer<T = f32> {
     pub(super) steps: u64,
     /// Whether the memory holds the averages of the last step.
     pub(super) has_averages: bool,
-    /// For each parameter, whether a rank has used it in the last step.
+    /// For each parameter, whether at least one rank has used it in the last step that searched for unused ones; 1
+    /// before.
     pub(super) used_anywhere: Vec<u8>,
     /// With a static graph in which parameters may be unused: for each parameter, whether this rank has used it in the
     /// first step. Empty until that step ends, and on a rank that had no input in it.
@@ -170,7 +171,7 @@ impl<T: Gradient> Reducer<T> {
     }
 
     /// Copies the values of rank `root` of the group to all ranks. After [`join`](Self::join), the root must be a rank
-    /// that took part in all steps.
+    /// that had input in all steps, such as [`Joined::last`](super::Joined::last).
     ///
     /// # Errors
     /// Those of [`broadcast_parameters`](Self::broadcast_parameters).
@@ -362,7 +363,7 @@ impl<T: Gradient> Reducer<T> {
         }
     }
 
-    /// Begins to send: from now on this rank takes part in the step. Refuses a step that has failed, of which buckets
+    /// Begins to send: from now on this rank takes part in the step. Refuses a step that has failed, whose buckets
     /// may have lost their memory.
     pub(super) fn begin(&mut self) -> Result<()> {
         if self.step.has_failed {
@@ -503,10 +504,23 @@ impl<T: Gradient> Reducer<T> {
         {
             return Ok(());
         }
-        let lens: Vec<usize> = values.iter().map(Vec::len).collect();
-        let expected = &self.lens;
-        let message = format!("values of lengths {lens:?} for parameters of lengths {expected:?}");
-        Err(self.refuse(message))
+        let differ = values
+            .iter()
+            .zip(&self.lens)
+            .position(|(values, &len)| values.len() != len);
+        Err(self.refuse(match differ {
+            Some(parameter) => format!(
+                "{} has {} elements, but {} values are given for it",
+                self.parameters[parameter].name,
+                self.lens[parameter],
+                values[parameter].len()
+            ),
+            None => format!(
+                "there are {} parameters, but values for {}",
+                self.lens.len(),
+                values.len()
+            ),
+        }))
     }
 
     /// Whether buckets may be rebuilt after the first step.

@@ -47,11 +47,11 @@ pub(super) struct Step<T> {
     pub(super) under_way: Vec<UnderWay<T>>,
     /// The all-reduce that counts the ranks that have input.
     pub(super) vote: Option<Work<Vec<u32>>>,
-    /// Whether a gradient was written.
+    /// Whether the step's backward pass has begun (`Reducer::touch`).
     pub(super) is_touched: bool,
     /// Whether this rank takes part in the step.
     pub(super) has_begun: bool,
-    /// Whether a bucket could not be sent or averaged.
+    /// Whether the step has failed on this rank, in a `MixedReducer` for any of the types: it cannot be finished.
     pub(super) has_failed: bool,
 }
 

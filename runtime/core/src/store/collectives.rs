@@ -93,7 +93,7 @@ impl StoreCollectives {
         })
     }
 
-    /// The value of rank `root`, on all ranks. Only `root` passes one, and does not wait.
+    /// The value of rank `root`, on all ranks. Only `root` passes one; it does not wait.
     ///
     /// # Errors
     /// `InvalidArgument` if `root` is no rank, if it passes no value, or another rank passes one; otherwise as
@@ -126,7 +126,7 @@ impl StoreCollectives {
         })
     }
 
-    /// This rank's value of those that `root` passes: one for each rank, in their order. Only `root` passes values, and
+    /// This rank's value of those that `root` passes: one for each rank, in their order. Only `root` passes values; it
     /// does not wait.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl StoreCollectives {
         };
         let (given, size) = (values.len(), self.size);
         if given != size as usize {
-            let message = format!("{given} values to scatter to {size} ranks");
+            let message = format!("{given} values were given to scatter to {size} ranks");
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
         self.call("scatter", |call| {

@@ -8,6 +8,7 @@
 use super::table::{Compared, Table, sum};
 use super::{Store, barrier_timed_out, timed_out};
 use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -104,9 +105,10 @@ impl FileStore {
             None => Err(Error::new(
                 ErrorKind::Timeout,
                 format!(
-                    "the store file {} has been locked for {LOCK_TIMEOUT:?}: a process that \
-                     holds the lock has probably stopped",
-                    self.path.display()
+                    "the store file {} has been locked for {}: a process that holds the lock has \
+                     probably stopped",
+                    self.path.display(),
+                    text::duration(LOCK_TIMEOUT)
                 ),
             )),
         }
@@ -352,7 +354,7 @@ fn begins_alike(one: &[u8], other: &[u8]) -> bool {
 }
 
 /// Whether these bytes may be the rest of the first record of a store whose writer was killed: the record of the
-/// counter of references, as we and PyTorch write it.
+/// counter of references, as rcomm and PyTorch write it.
 fn is_beginning_of_first(bytes: &[u8]) -> bool {
     let mut first = (REFERENCES.len() as u32).to_le_bytes().to_vec();
     first.extend_from_slice(REFERENCES.as_bytes());

@@ -131,7 +131,7 @@ pub trait Store: Send + Sync {
     /// Removes `key`; returns whether it was there.
     fn delete(&self, key: &str) -> Result<bool>;
 
-    /// The number of keys.
+    /// The number of keys. A [`TcpStore`] also counts keys of its server that [`list_keys`](Self::list_keys) leaves out.
     fn num_keys(&self) -> Result<u64>;
 
     /// The names of all keys, in no particular order.

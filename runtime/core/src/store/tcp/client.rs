@@ -222,13 +222,13 @@ impl Connection {
         }
         // One write: PyTorch's server closes a connection whose VALIDATE arrives in pieces.
         let nonce = std::process::id();
-        let hello = Encoder::default()
+        let validation = Encoder::default()
             .op(OpCode::Validate)
             .u32(MAGIC)
             .op(OpCode::Ping)
             .u32(nonce);
         let validated = connection
-            .send(hello.bytes(), deadline)
+            .send(validation.bytes(), deadline)
             .and_then(|()| connection.read_reply(4, deadline))
             .map(|answer| answer == nonce.to_le_bytes());
         let validated = match validated {

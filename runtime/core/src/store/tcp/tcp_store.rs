@@ -109,7 +109,8 @@ impl TcpStore {
         Self::dial(host, address.port(), timeout, access, Some(server), &[])
     }
 
-    /// Connects to the server; `server` is that server if it runs in this process. The caller reads the replies to `first`.
+    /// Connects to the server; `server` is that server if it runs in this process. Sends the requests `first`, to which
+    /// the caller reads the replies.
     pub(super) fn dial(
         host: String,
         port: u16,

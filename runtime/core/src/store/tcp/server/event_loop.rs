@@ -521,14 +521,14 @@ impl EventLoop {
     fn close_overdue(&mut self) {
         let now = Instant::now();
         while let Some((id, why)) = self.quota.overdue(now) {
-            let refused = match why {
+            let link = match why {
                 Overdue::Proof => LinkState::Lost,
                 Overdue::Request => {
                     let limit = self.quota.limits.request_time.as_secs();
                     self.refuse(id, Violation::TooSlow(limit))
                 }
             };
-            if refused == LinkState::Lost || self.settle(id) == LinkState::Lost {
+            if link == LinkState::Lost || self.settle(id) == LinkState::Lost {
                 self.close(id);
             }
         }

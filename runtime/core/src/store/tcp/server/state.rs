@@ -185,7 +185,7 @@ impl State {
         self.woken.drain(..)
     }
 
-    /// Ends the wait of a connection that has canceled it, was refused or is gone.
+    /// Ends the wait of a connection that has cancelled it, was refused or is gone.
     pub(super) fn forget(&mut self, connection: ConnectionId) {
         match self.take_pending(connection) {
             None => {}

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub(super) struct FailedInit {
     pub(super) rank: Rank,
     pub(super) recorder: Option<Arc<FlightRecorder>>,
-    /// How many dead jobs have rings.
+    /// How many dead jobs keep their rings, and how much memory these may take.
     pub(super) kept_jobs: KeptJobs,
 }
 

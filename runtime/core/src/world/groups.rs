@@ -32,10 +32,10 @@ impl<B> World<B> {
     }
 
     /// The group that an earlier call of this function on this rank made for the same ranks, in the same order, and
-    /// with the same [`desc`](GroupOptions::desc), whatever the other options are. If there is none, a new group, as
-    /// from [`new_group`](Self::new_group). For parts of a program that do not know of each other, as `pg_tag` of
-    /// PyTorch. The group lives as long as the world, or until it is destroyed, aborted or fails; the next call then
-    /// makes a new one.
+    /// with the same [`desc`](GroupOptions::desc), whatever the other options are. If there is none, this makes a new
+    /// group, as [`new_group`](Self::new_group) does. It is for parts of a program that do not know of each other, like
+    /// `pg_tag` of PyTorch. The group lives as long as the world, or until it is destroyed, aborted or fails; the next
+    /// call then makes a new one.
     ///
     /// # Blocking
     /// See [`new_group`](Self::new_group).

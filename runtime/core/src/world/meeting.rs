@@ -4,16 +4,18 @@ use crate::group::process_group::ProcessGroup;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, raise};
 
-/// Begins the result where a member has reached its deadline before all groups had come.
+/// The beginning of the result if a member has reached its deadline before all groups had come.
 const GIVEN_UP: &str = "given up\n";
-/// Of how many merges that were given up before one that was not the keys are removed.
+/// The most merges that were given up whose keys are removed together with those of the next one that was complete.
 const SWEPT_ROUNDS: i64 = 64;
 
-/// The keys of one merge: the entries of the groups that have come, the number of their members, the result, and how many
-/// members have read it.
+/// The key of the entries of the groups that have come.
 const LIST: &str = "list";
+/// The key of the number of members of these groups.
 const COUNT: &str = "count";
+/// The key of the result.
 const WHOLE: &str = "whole";
+/// The key of how many members have read the result.
 const READ: &str = "read";
 
 /// One of the merges for a purpose at a store. They are numbered from 1.
@@ -40,7 +42,7 @@ impl From<Error> for Missed {
 }
 
 impl Meeting<'_> {
-    /// Below what the keys of this merge are.
+    /// The prefix of the keys of this merge.
     pub(super) fn prefix(&self) -> String {
         self.prefix_of(self.round)
     }
@@ -151,7 +153,8 @@ impl Meeting<'_> {
     }
 }
 
-/// The value of a key that never has one byte of zero alone, without waiting for it.
+/// The value of a key, without waiting for it; `None` if there is no such key. No key that this reads has a single zero
+/// byte as its value.
 fn peek(store: &dyn Store, key: &str) -> Result<Option<Vec<u8>>> {
     let held = store.compare_set(key, &[0], &[0])?;
     Ok((held != [0]).then_some(held))

@@ -9,10 +9,11 @@ use rcomm_recorder::model::{Rank, text};
 use std::sync::PoisonError;
 
 impl<B> World<B> {
-    /// Makes one group of the members of several groups of this world that do not know each other; for groups of different
-    /// jobs see [`merge_remote`](Self::merge_remote). All members of these groups call this, each with the group that it is in, the same purpose
-    /// ([`GroupOptions::desc`]), and `size`, the number of all members together. In the new group the old groups follow
-    /// each other by their smallest rank in the world; the members of each keep their order. The old groups stay open.
+    /// Makes one group of the members of several groups of this world that do not know each other; for groups of
+    /// different jobs see [`merge_remote`](Self::merge_remote). All members of these groups call this, each with the
+    /// group that it is in, the same purpose ([`GroupOptions::desc`]), and `size`, the number of all members together.
+    /// In the new group the old groups follow each other by their smallest rank in the world; the members of each keep
+    /// their order. The old groups stay open.
     ///
     /// Of several merges for the same purpose, the first calls of all groups belong together, then the second, and so
     /// on.

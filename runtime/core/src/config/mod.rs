@@ -65,8 +65,8 @@ pub struct Config {
     pub joins: bool,
     /// How ranks reach each other over host memory.
     pub transport: TransportChoice,
-    /// Network interfaces of which this rank announces an address each to the others, separated by commas; `None` = the
-    /// one that leads to the store. Connections are spread over them: the sockets of one channel
+    /// Network interfaces, separated by commas: this rank announces one address of each to the others. `None` = the
+    /// interface that leads to the store. Connections are spread over them: the sockets of one channel
     /// ([`Tuning::streams`](crate::tuning::Tuning::streams)), and channels to different ranks. If they lead to other
     /// hosts, each needs a network of its own: the system chooses the interface by the address that is dialed.
     pub socket_ifname: Option<String>,

@@ -48,7 +48,7 @@ impl<T: Element> SparseTensor<T> {
         let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
         if sparse_dims == 0 || sparse_dims > shape.len() || shape.len() > MAX_DIMENSIONS {
             return refuse(format!(
-                "{sparse_dims} sparse dimensions of a tensor of shape {shape:?}: it may have 1 to \
+                "a tensor of shape {shape:?} cannot have {sparse_dims} sparse dimensions: it may have 1 to \
                  {MAX_DIMENSIONS} dimensions, of which at least one is sparse"
             ));
         }
@@ -70,7 +70,7 @@ impl<T: Element> SparseTensor<T> {
         };
         if Some(tensor.values.len()) != nnz.checked_mul(block) {
             return refuse(format!(
-                "{} values for {nnz} index tuples of {block} each",
+                "there are {} values for {nnz} index tuples of {block} each",
                 tensor.values.len()
             ));
         }

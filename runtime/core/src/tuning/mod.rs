@@ -244,7 +244,9 @@ impl Tuning {
         let parsed = count.trim().parse().ok();
         let parsed = parsed.filter(|count| (1..=MAX_STREAMS).contains(count));
         self.streams = parsed.ok_or_else(|| {
-            let message = format!("{count:?} streams between two ranks: give 1 to {MAX_STREAMS}");
+            let message = format!(
+                "two ranks cannot have {count:?} streams between them: give 1 to {MAX_STREAMS}"
+            );
             Error::new(ErrorKind::InvalidArgument, message)
         })?;
         Ok(())

@@ -306,7 +306,7 @@ impl Rounds {
     /// At most this much of the time between two rounds counts as time for which this process has run, unless the
     /// interval is longer: more shows that it was stopped, or got no core.
     const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-    /// The pause between two parts.
+    /// The pause between two parts of the ring that are touched.
     const TOUCH_PAUSE: Duration = Duration::from_millis(1);
     /// The longest wait for the first round, which starts what others need.
     const LONGEST_FIRST_WAIT: Duration = Duration::from_millis(100);

@@ -274,7 +274,7 @@ impl Rendezvous {
         let [BatchReply::Value(held), BatchReply::Count(starts), ..] = replies else {
             return Err(Error::new(
                 ErrorKind::Store,
-                format!("the store answered a check-in with {replies:?}"),
+                "the store did not answer a check-in with a value and a count",
             ));
         };
         if held != keys.job_value.as_bytes() {

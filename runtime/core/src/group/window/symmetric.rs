@@ -24,7 +24,7 @@ const NOT_MAPPED: u64 = 1;
 const NOT_ALLOCATED: u64 = 2;
 
 /// Memory of the same size on each rank of a group whose ranks share memory: each rank has a buffer, and maps the
-/// buffers of all others. As the symmetric memory of PyTorch, on the host.
+/// buffers of all others. It is what PyTorch calls symmetric memory, but on the host.
 ///
 /// Beside its buffer each rank has a *signal pad*: for each of [`CHANNELS`](Self::CHANNELS) channels a word for each
 /// other rank, 0 or 1. A signal sets the word to 1, and waiting for it sets it to 0 again. So different parts of a
@@ -48,7 +48,7 @@ const NOT_ALLOCATED: u64 = 2;
 /// time-out is that of the handle which made the memory ([`ProcessGroup::within`]).
 ///
 /// # Errors
-/// Calls that take a peer or a channel fail with `InvalidArgument` if it is none, without effect. After an error that is
+/// Calls fail with `InvalidArgument`, and have no effect, if there is no such peer or channel. After an error that is
 /// not [recoverable](Error::is_recoverable), the group is aborted, as after the error of any operation.
 ///
 /// # Thread safety
@@ -111,13 +111,13 @@ impl ProcessGroup {
         // the window before this, since others may still be making theirs.
         let mut answers = vec![0u64; 2 * self.size() as usize];
         self.all_gather_single(&[bytes as u64, outcome], &mut answers)?;
-        let that = |is: &dyn Fn(u64, u64) -> bool| -> Vec<Rank> {
+        let ranks_where = |is: &dyn Fn(u64, u64) -> bool| -> Vec<Rank> {
             let answers = answers.chunks_exact(2).zip(self.ranks());
             answers
                 .filter_map(|(answer, &rank)| is(answer[0], answer[1]).then_some(rank))
                 .collect()
         };
-        let differing = that(&|bytes, _| bytes != answers[0]);
+        let differing = ranks_where(&|bytes, _| bytes != answers[0]);
         if !differing.is_empty() {
             let message = format!(
                 "the sizes of symmetric memory differ: rank {} asks for {} bytes, {} for another size",
@@ -134,7 +134,7 @@ impl ProcessGroup {
         if let Some(error) = refused {
             return Err(error);
         }
-        let without = that(&|_, outcome| outcome == NOT_ALLOCATED);
+        let without = ranks_where(&|_, outcome| outcome == NOT_ALLOCATED);
         if !without.is_empty() {
             let message = format!(
                 "{} cannot allocate {bytes} bytes of symmetric memory",
@@ -143,7 +143,7 @@ impl ProcessGroup {
             let error = Error::new(ErrorKind::Io, message).with_ranks(&without);
             return Err(with_group(error));
         }
-        let failed = that(&|_, outcome| outcome == NOT_MAPPED);
+        let failed = ranks_where(&|_, outcome| outcome == NOT_MAPPED);
         if !failed.is_empty() {
             let message = format!(
                 "symmetric memory needs a group whose ranks are on one host and share memory: {} cannot map the memory of \
@@ -197,7 +197,7 @@ impl SymmetricMemory {
     /// Until `peer` has waited for this rank's earlier signal on the channel, or the time-out has passed.
     #[track_caller]
     pub fn put_signal(&self, peer: u32, channel: u32) -> Result<()> {
-        self.exchange(Step::Signal, peer, channel)
+        self.exchange(Action::Signal, peer, channel)
     }
 
     /// Waits for a signal of `peer` on this channel, and takes it.
@@ -206,7 +206,7 @@ impl SymmetricMemory {
     /// Until there is a signal, or the time-out has passed.
     #[track_caller]
     pub fn wait_signal(&self, peer: u32, channel: u32) -> Result<()> {
-        self.exchange(Step::Wait, peer, channel)
+        self.exchange(Action::Wait, peer, channel)
     }
 
     /// Returns once all ranks have called this on this channel: signals to each other rank, then waits for the signal of
@@ -217,9 +217,9 @@ impl SymmetricMemory {
     #[track_caller]
     pub fn barrier(&self, channel: u32) -> Result<()> {
         let own = self.group.rank();
-        for step in [Step::Signal, Step::Wait] {
+        for action in [Action::Signal, Action::Wait] {
             for peer in (0..self.group.size()).filter(|&peer| peer != own) {
-                self.exchange(step, peer, channel)?;
+                self.exchange(action, peer, channel)?;
             }
         }
         Ok(())
@@ -272,11 +272,11 @@ impl SymmetricMemory {
     }
 
     #[track_caller]
-    fn exchange(&self, step: Step, peer: u32, channel: u32) -> Result<()> {
+    fn exchange(&self, action: Action, peer: u32, channel: u32) -> Result<()> {
         let own = self.group.rank();
-        let (op, pad_of, sender, change, awaited) = match step {
-            Step::Signal => (OpType::Signal, peer, own, (0, 1), "take the earlier signal"),
-            Step::Wait => (OpType::WaitSignal, own, peer, (1, 0), "send a signal"),
+        let (op, pad_of, sender, change, awaited) = match action {
+            Action::Signal => (OpType::Signal, peer, own, (0, 1), "take the earlier signal"),
+            Action::Wait => (OpType::WaitSignal, own, peer, (1, 0), "send a signal"),
         };
         let refuse = |error: Error| error.in_group(self.group.desc()).during(op);
         if channel >= Self::CHANNELS {
@@ -312,7 +312,7 @@ impl SymmetricMemory {
 
 /// What a rank does with the word of a channel in a signal pad.
 #[derive(Clone, Copy)]
-enum Step {
+enum Action {
     Signal,
     Wait,
 }

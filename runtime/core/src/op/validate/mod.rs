@@ -206,7 +206,7 @@ impl<'a> Op<'a> {
         if let Some(first) = inputs.first().or_else(|| outputs.first()) {
             for buffer in inputs.iter().chain(outputs) {
                 check(buffer.device() == first.device(), || {
-                    format!("{buffer:?} and {first:?}: devices differ")
+                    format!("{buffer:?} and {first:?} are on different devices")
                 })?;
             }
         }
@@ -486,7 +486,10 @@ fn check(is_right: bool, message: impl FnOnce() -> String) -> Result<(), Refusal
 /// Checks that there are as many buffers as ranks have parts, `expected`.
 fn check_list(side: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), Refusal> {
     check(buffers.len() == expected as usize, || {
-        format!("{} {side}s where {expected} are needed", buffers.len())
+        format!(
+            "there are {} {side}s, but {expected} are needed",
+            buffers.len()
+        )
     })
 }
 
@@ -499,7 +502,7 @@ fn check_types<'b, 'a: 'b>(
     };
     for buffer in buffers {
         check(buffer.dtype() == first.dtype(), || {
-            format!("{buffer:?} and {first:?}: element types differ")
+            format!("{buffer:?} and {first:?} differ in their element type")
         })?;
     }
     Ok(())
@@ -510,7 +513,7 @@ fn check_even(own_part: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal
     for part in parts {
         check(
             part.dtype() == own_part.dtype() && part.len() == own_part.len(),
-            || format!("{part:?} and {own_part:?}: types and lengths must be equal"),
+            || format!("{part:?} and {own_part:?} must be equal in type and length"),
         )?;
     }
     Ok(())
@@ -520,7 +523,7 @@ fn check_even(own_part: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal
 fn check_own(own_part: &Buffer<'_>, parts: &[Buffer<'_>], own_rank: u32) -> Result<(), Refusal> {
     for part in parts {
         check(part.dtype() == own_part.dtype(), || {
-            format!("{part:?} and {own_part:?}: element types differ")
+            format!("{part:?} and {own_part:?} differ in their element type")
         })?;
     }
     match parts.get(own_rank as usize) {
@@ -569,7 +572,7 @@ fn check_splits(
     size: u32,
 ) -> Result<(), Refusal> {
     check(splits.len() == size as usize, || {
-        format!("{} {side} splits for {size} ranks", splits.len())
+        format!("there are {} {side} splits, but {size} ranks", splits.len())
     })?;
     let sum = splits.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
     check(sum == Some(whole.len()), || {

@@ -344,7 +344,7 @@ fn the_first_cause_of_an_alarm_is_kept() {
     assert_eq!(cause.unwrap(), b"rank 9: first");
 }
 
-/// Of which rank 0 is stopped as long as this is set.
+/// Processes of which that of rank 0 is stopped as long as this is set.
 #[derive(Default)]
 struct Scripted(AtomicBool);
 

@@ -57,7 +57,8 @@ pub(crate) struct StatusQuery<'a> {
     pub(crate) lost: &'a [Rank],
     /// Looks whether a signal has stopped the process of a member, so that it cannot answer.
     pub(crate) is_stopped: &'a dyn Fn(Rank) -> bool,
-    /// A question of before the time-out which ranks run: one that has not answered it has been silent since.
+    /// The call by which ranks asked, before the time-out, which of them run: a rank that has not answered it has been
+    /// silent since.
     pub(crate) roll_call: Option<RollCall>,
     /// The ranks for which this rank waited until its time-out; empty after any other failure.
     pub(crate) waited_for: &'a [Rank],

@@ -1,5 +1,5 @@
-//! Model checking of the phase protocol of the exchange area, by loom: every order of steps with at most four
-//! preemptions, with every value that a load may return.
+//! Model checking, by loom, of the phases of an exchange area: every order of steps with at most four preemptions, with
+//! every value that a load may return.
 //!
 //! The model is the protocol of [`shm`](super::shm) with a cell in place of a slot. A cell that is read while it is
 //! written, or before the write is visible, fails the model. Variants without a step on which the protocol relies
@@ -11,7 +11,8 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use std::sync::atomic::AtomicUsize;
 
-const PHASES: u32 = 3;
+/// The last phase. In the third one the ranks that swap slots write where they have read.
+const LAST_PHASE: u32 = 3;
 
 /// The protocol, or a variant of it.
 #[derive(Clone, Copy)]
@@ -20,22 +21,24 @@ struct ExchangeModel {
     store: Ordering,
     /// The ordering with which a flag is loaded.
     load: Ordering,
-    /// Number of slots, which are used in turn.
+    /// Number of slots of a rank, and of flags, which are used in turn.
     slots: u32,
     /// Whether the two ranks swap their slots when both slots have been used.
     swaps: bool,
 }
 
-const REAL: ExchangeModel = ExchangeModel {
+/// Ranks that write their own slots in every phase.
+const KEEPING: ExchangeModel = ExchangeModel {
     store: Ordering::Release,
     load: Ordering::Acquire,
     slots: 2,
     swaps: false,
 };
 
+/// The two ranks of a group that swap their slots, as with `Traffic::Exchange`.
 const SWAPPING: ExchangeModel = ExchangeModel {
     swaps: true,
-    ..REAL
+    ..KEEPING
 };
 
 /// The flags and slots of one rank.
@@ -55,21 +58,27 @@ impl Side {
 
 /// Runs all phases of one rank: in each it writes a slot, waits for the other rank's flag, and checks what it reads.
 fn run_phases(protocol: ExchangeModel, own_side: &Side, other_side: &Side) {
-    for phase in 1..=PHASES {
-        let parity = (phase % protocol.slots) as usize;
-        let (written, read) = match protocol.swaps && phase >> 1 & 1 == 1 {
+    for phase in 1..=LAST_PHASE {
+        let flag = (phase % protocol.slots) as usize;
+        // Phases count from 1, and swaps from 0 (`ShmExchange::next_swap`).
+        let swap = phase - 1;
+        let (position, is_swapped) = match protocol.swaps {
+            true => ((swap % protocol.slots) as usize, swap >> 1 & 1 == 1),
+            false => (flag, false),
+        };
+        let (written, read) = match is_swapped {
             true => (other_side, own_side),
             false => (own_side, other_side),
         };
-        written.slots[parity].with_mut(|slot| {
+        written.slots[position].with_mut(|slot| {
             // SAFETY: the model must let no other thread use the cell now; loom fails the test if one does.
             unsafe { *slot = phase }
         });
-        own_side.flags[parity].store(phase, protocol.store);
-        while other_side.flags[parity].load(protocol.load) != phase {
+        own_side.flags[flag].store(phase, protocol.store);
+        while other_side.flags[flag].load(protocol.load) != phase {
             thread::yield_now();
         }
-        read.slots[parity].with(|slot| {
+        read.slots[position].with(|slot| {
             // SAFETY: the model must let no other thread write the cell now; loom fails the test if one
             // does.
             assert_eq!(unsafe { *slot }, phase);
@@ -101,7 +110,7 @@ fn fails(protocol: ExchangeModel) -> bool {
 
 #[test]
 fn in_every_order_ranks_read_what_was_written_in_their_phase() {
-    for protocol in [REAL, SWAPPING] {
+    for protocol in [KEEPING, SWAPPING] {
         let orders = explore(protocol);
         assert!(orders > 50, "only {orders} orders were explored");
     }
@@ -109,7 +118,7 @@ fn in_every_order_ranks_read_what_was_written_in_their_phase() {
 
 #[test]
 fn a_flag_without_release_or_acquire_fails_the_model() {
-    for protocol in [REAL, SWAPPING] {
+    for protocol in [KEEPING, SWAPPING] {
         assert!(fails(ExchangeModel {
             store: Ordering::Relaxed,
             ..protocol
@@ -123,7 +132,7 @@ fn a_flag_without_release_or_acquire_fails_the_model() {
 
 #[test]
 fn a_single_slot_fails_the_model() {
-    for protocol in [REAL, SWAPPING] {
+    for protocol in [KEEPING, SWAPPING] {
         assert!(fails(ExchangeModel {
             slots: 1,
             ..protocol

@@ -128,7 +128,7 @@ fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
         (
             "connect_hangs_after=2",
             "1",
-            "NCCL did not connect to the other ranks before the deadline",
+            "NCCL did not finish the call, which may have to connect to other ranks, before the deadline",
         ),
     ];
     for (faults, blocking, sentence) in cases {

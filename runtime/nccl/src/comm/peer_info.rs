@@ -86,7 +86,7 @@ impl PeerInfo {
     }
 }
 
-/// The outcome of the exchange, which the first rank publishes for all ranks, or a rank that gives up.
+/// The outcome of the exchange, for all ranks. The first rank publishes it, or a rank that gives up before.
 #[derive(Debug, Serialize, Deserialize)]
 enum Outcome {
     /// The ranks may join with these ids.

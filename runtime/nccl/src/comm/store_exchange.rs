@@ -50,7 +50,8 @@ impl StoreExchange {
                 return error;
             }
             let missing = self.missing(key);
-            Error::new(ErrorKind::Timeout, format!("did not arrive: {missing}"))
+            let message = format!("some ranks of the group did not arrive: {missing}");
+            Error::new(ErrorKind::Timeout, message)
         })?;
         self.remove_gathered(key);
         Ok(values)

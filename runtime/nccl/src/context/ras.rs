@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Queries the monitor, at most once within [`FRESH`](Self::FRESH) after an answer.
+/// Queries the monitor, but not within [`FRESH`](Self::FRESH) after a query has ended.
 pub(crate) struct Ras {
     /// `None` if this rank sends no queries: the monitor is off, or other ranks of the job query it.
     address: Option<String>,

@@ -503,7 +503,7 @@ impl DeviceBuffer {
         }
         Err(Error::new(
             ErrorKind::InvalidArgument,
-            format!("{other:?} and {self:?}: types and lengths must be equal"),
+            format!("{other:?} and {self:?} must have the same type and length"),
         ))
     }
 }

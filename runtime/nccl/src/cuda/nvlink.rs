@@ -6,6 +6,7 @@ use crate::library::foreign_call::ForeignCall;
 use crate::library::sys::table;
 use libloading::Library;
 use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
@@ -92,10 +93,11 @@ table! {
     optional {}
 }
 
-/// How many direct links lead from each device of this host to each other one, as `_detect_dma_connectivity` of PyTorch.
+/// How many direct links lead from each device of this host to each other one. It replaces PyTorch's
+/// `_detect_dma_connectivity`.
 ///
-/// The devices are all of the host's, in the order of NVML, whatever `CUDA_VISIBLE_DEVICES` says: a program finds its own
-/// by their bus ids.
+/// All devices of the host are there, in NVML's order, whatever `CUDA_VISIBLE_DEVICES` says: a program finds its own by
+/// their bus ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DmaConnectivity {
@@ -106,12 +108,12 @@ pub struct DmaConnectivity {
 }
 
 impl DmaConnectivity {
-    /// The links of NVLink that are active: those that join two devices, and between two devices that are joined to
-    /// switches as many as the one with fewer has. A link is left out if NVML cannot tell where it leads. `library` names
-    /// a file to load instead of `libnvidia-ml.so.1`.
+    /// Counts the active links of NVLink. For two devices, these are the links that join them, and as many links over
+    /// switches as the device with fewer links to switches has. A link is left out if NVML cannot tell where it leads.
+    /// `library` names a file to load instead of `libnvidia-ml.so.1`.
     ///
     /// # Blocking
-    /// Until NVML has answered, for at most `timeout`: NVML has no deadlines, and where it starts the driver it takes
+    /// Until NVML has answered, for at most `timeout`: NVML has no deadlines, and if it has to start the driver, it takes
     /// seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not return.
     /// While there is such a thread for a library, further calls for the library wait for its answer and start none.
     ///
@@ -120,55 +122,56 @@ impl DmaConnectivity {
     /// [`ErrorKind::Timeout`] names the call that has not returned in time. [`ErrorKind::Io`] if no thread can be started.
     pub fn nvlink(library: Option<&Path>, timeout: Duration) -> Result<Self> {
         let path = library.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
-        let (look, is_own) = Look::find_or_begin(&path);
+        let (query, is_own) = Query::find_or_begin(&path);
         let found = if is_own {
             let ending = Ending {
-                look: look.clone(),
+                query: query.clone(),
                 path,
                 found: None,
             };
             ForeignCall::begin("rcomm/nvml", move || ending.run())?.wait(timeout)?
         } else {
-            look.wait(timeout)
+            query.wait(timeout)
         };
         found.unwrap_or_else(|| {
-            let call = *lock(&look.current);
+            let call = *lock(&query.current);
+            let timeout = text::duration(timeout);
             let message =
-                format!("NVML has not answered within {timeout:?}: {call} has not returned");
+                format!("NVML has not answered within {timeout}: {call} has not returned");
             Err(Error::new(ErrorKind::Timeout, message))
         })
     }
 }
 
-/// The looks that have not ended, by the file of the library.
-static LOOKS: Mutex<BTreeMap<PathBuf, Arc<Look>>> = Mutex::new(BTreeMap::new());
+/// The queries that have not ended, by the file of the library.
+static QUERIES: Mutex<BTreeMap<PathBuf, Arc<Query>>> = Mutex::new(BTreeMap::new());
 
 /// One query of the links, for which several callers may wait: a caller that retries while NVML does not return must
 /// not leave behind a thread each time.
-struct Look {
+struct Query {
     /// The call that was made last, for the error of a caller that has given up.
     current: Mutex<&'static str>,
     found: Mutex<Option<Result<DmaConnectivity>>>,
     ended: Condvar,
 }
 
-impl Look {
-    /// The look by this library that has not ended, or a new one and `true`: the caller then runs it.
+impl Query {
+    /// The query of this library that has not ended; or a new one, and `true`: the caller then runs it.
     fn find_or_begin(path: &Path) -> (Arc<Self>, bool) {
-        let mut looks = lock(&LOOKS);
-        if let Some(look) = looks.get(path) {
-            return (look.clone(), false);
+        let mut queries = lock(&QUERIES);
+        if let Some(query) = queries.get(path) {
+            return (query.clone(), false);
         }
-        let look = Arc::new(Self {
+        let query = Arc::new(Self {
             current: Mutex::new("dlopen"),
             found: Mutex::new(None),
             ended: Condvar::new(),
         });
-        looks.insert(path.to_path_buf(), look.clone());
-        (look, true)
+        queries.insert(path.to_path_buf(), query.clone());
+        (query, true)
     }
 
-    /// What a look that another caller runs has found; `None` if it does not end within `time`.
+    /// What a query that another caller runs has found; `None` if it does not end within `time`.
     fn wait(&self, time: Duration) -> Option<Result<DmaConnectivity>> {
         let found = lock(&self.found);
         let waited = self
@@ -181,14 +184,14 @@ impl Look {
 
 /// Ends a query for those that wait for it, also if it panics or its thread cannot be started.
 struct Ending {
-    look: Arc<Look>,
+    query: Arc<Query>,
     path: PathBuf,
     found: Option<Result<DmaConnectivity>>,
 }
 
 impl Ending {
     fn run(mut self) -> Result<DmaConnectivity> {
-        let found = Nvml::load(&self.path, self.look.clone()).and_then(|nvml| nvml.connectivity());
+        let found = Nvml::load(&self.path, self.query.clone()).and_then(|nvml| nvml.connectivity());
         self.found = Some(found.clone());
         found
     }
@@ -196,13 +199,13 @@ impl Ending {
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        lock(&LOOKS).remove(&self.path);
+        lock(&QUERIES).remove(&self.path);
         let found = self.found.take().unwrap_or_else(|| {
-            let message = "the look at NVML has ended without an answer";
+            let message = "the query of NVML has ended without an answer";
             Err(Error::new(ErrorKind::Backend, message))
         });
-        *lock(&self.look.found) = Some(found);
-        self.look.ended.notify_all();
+        *lock(&self.query.found) = Some(found);
+        self.query.ended.notify_all();
     }
 }
 
@@ -210,16 +213,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// NVML, until it is dropped.
+/// NVML, which is loaded and initialized. On drop it is shut down.
 struct Nvml {
     table: NvmlTable,
-    look: Arc<Look>,
+    query: Arc<Query>,
     /// NVML is never unloaded: other parts of the program may use it.
     _library: ManuallyDrop<Library>,
 }
 
 impl Nvml {
-    fn load(path: &Path, look: Arc<Look>) -> Result<Self> {
+    fn load(path: &Path, query: Arc<Query>) -> Result<Self> {
         let absent = |reason: String| {
             let path = path.display();
             let message = format!("NVML cannot be used; tried {path} ({reason})");
@@ -231,7 +234,7 @@ impl Nvml {
         // SAFETY: the names and signatures are those of nvml.h; the library is never unloaded.
         let table = unsafe { NvmlTable::find(&library) }
             .map_err(|name| absent(format!("no symbol {name}")))?;
-        *lock(&look.current) = "nvmlInit_v2";
+        *lock(&query.current) = "nvmlInit_v2";
         // SAFETY: `nvmlInit_v2` may be called first and more than once; it has no arguments.
         let status = unsafe { (table.init)() };
         if status != SUCCESS {
@@ -240,7 +243,7 @@ impl Nvml {
         }
         Ok(Self {
             table,
-            look,
+            query,
             _library: library,
         })
     }
@@ -339,7 +342,7 @@ impl Nvml {
 
     /// Notes the call that is made next, and returns its name.
     fn begin(&self, call: &'static str) -> &'static str {
-        *lock(&self.look.current) = call;
+        *lock(&self.query.current) = call;
         call
     }
 
@@ -355,7 +358,7 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        *lock(&self.look.current) = "nvmlShutdown";
+        *lock(&self.query.current) = "nvmlShutdown";
         // SAFETY: `load` has initialized NVML once, and NVML counts that.
         let _ = unsafe { (self.table.shutdown)() };
     }

@@ -6,9 +6,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Instant;
 
-/// Four devices: 0 and 1 have two links with each other, 0 has one that is inactive and one to a device that is not on
-/// this host, 1 has three links to switches and 2 has two, 3 has no NVLink. Where two active links of 2 lead is not known:
-/// of one not to what, of the other not to which device.
+/// An imitation of NVML with four devices. 0 and 1 have two links with each other. 0 also has an inactive link to 1, a
+/// link to a device of another host, and one to a processor. 1 has three links to switches, and 2 has two. Of two more
+/// active links of 2, NVML knows for one not even whether it leads to a device, and for the other not to which device.
+/// 3 has no NVLink.
 const SOURCE: &str = r#"
 #include <stdio.h>
 #include <string.h>
@@ -119,7 +120,7 @@ fn a_library_that_does_not_answer_is_left_at_the_deadline_and_the_call_is_named(
     let text = error.to_string();
     let at = ["nvmlInit_v2 has not returned", "dlopen has not returned"];
     assert!(at.iter().any(|at| text.contains(at)), "{text}");
-    assert!(text.contains("within 300ms"), "{text}");
+    assert!(text.contains("within 300 ms"), "{text}");
 }
 
 #[test]

@@ -177,10 +177,10 @@ impl NcclLibrary {
     /// name for as long as the plug-in is loaded. Each distinct name is allocated once.
     ///
     /// # Errors
-    /// `InvalidArgument` for a name with a NUL byte.
+    /// `InvalidArgument` for a text with a NUL byte.
     pub(crate) fn static_name(&self, name: &str) -> Result<&'static CStr> {
         let name = CString::new(name).map_err(|_| {
-            let message = "a name for NCCL holds a NUL byte";
+            let message = "a name or a selection of algorithms for NCCL holds a NUL byte";
             Error::new(ErrorKind::InvalidArgument, message)
         })?;
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);

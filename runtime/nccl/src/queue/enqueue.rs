@@ -447,7 +447,8 @@ impl CommQueue {
         Ok(mark)
     }
 
-    /// Waits until the library has connected to all peers that the call needs.
+    /// Waits until the library has finished the latest call on the communicator, for which it may have to connect to
+    /// peers.
     pub(super) fn wait_until_connected(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
         let start_time = Instant::now();
@@ -465,7 +466,7 @@ impl CommQueue {
             if deadline.has_passed() {
                 return Err(Error::new(
                     ErrorKind::Timeout,
-                    "NCCL did not connect to the other ranks before the deadline",
+                    "NCCL did not finish the call, which may have to connect to other ranks, before the deadline",
                 ));
             }
             match pauses.next(start_time.elapsed()) {

@@ -232,8 +232,8 @@ impl CommQueue {
     ///
     /// # Errors
     /// `InvalidArgument` if there is no such registration; `Timeout` if operations have not ended or the communicator
-    /// is not free in time; the error of an abort or of the communicator; the library's error. After an error the
-    /// memory is kept, and stays registered.
+    /// is not free in time; `Backend` if the launch of the latest operation on the memory has failed; the error of an
+    /// abort or of the communicator; the library's error. After an error the memory is kept, and stays registered.
     pub(crate) fn deregister(&self, registration: Registration) -> Result<()> {
         let Registration { id, owner: _owner } = registration;
         let Some(comm) = self.comm() else {

@@ -34,11 +34,11 @@ pub(super) struct ConnectionKey {
 }
 
 impl ConnectionKey {
-    /// Calls `look` with the key of the operation, or of each operation of a block, until `look` returns false. Returns
-    /// whether `look` returned true for all keys.
-    fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
+    /// Calls `holds` with the key of the operation, or of each operation of a block, until it returns false. Returns
+    /// whether it returned true for all keys.
+    fn all(op: &Op<'_>, holds: &mut impl FnMut(Self) -> bool) -> bool {
         if let Op::Coalesced(ops) = op {
-            return ops.iter().all(|op| Self::all(op, look));
+            return ops.iter().all(|op| Self::all(op, holds));
         }
         let buffers = op.inputs().iter().chain(op.outputs());
         let bytes: usize = buffers.map(|buffer| buffer.size_bytes()).sum();
@@ -47,7 +47,7 @@ impl ConnectionKey {
         } else {
             None
         };
-        look(Self {
+        holds(Self {
             op: op.op_type(),
             size: bytes.checked_ilog2().unwrap_or(0),
             peer,
@@ -249,7 +249,7 @@ impl CommQueue {
             if deadline.has_passed() {
                 return Err(Error::new(
                     ErrorKind::Timeout,
-                    "NCCL did not connect to the other ranks before the deadline",
+                    "NCCL did not finish the call, which may have to connect to other ranks, before the deadline",
                 ));
             }
         }

@@ -171,8 +171,10 @@ impl WindowGroup<'_> {
             }
             let theirs = DType::from_code(info.dtype).unwrap_or(DType::Other);
             if theirs != dtype {
-                let message =
-                    format!("a window of {dtype} on this rank, of {theirs} on rank {rank}");
+                let message = format!(
+                    "the elements of a window have one type, but this rank's are {dtype} and those of rank {rank} \
+                     {theirs}"
+                );
                 return refuse(ErrorKind::Mismatch, message);
             }
             parts.push(info.bytes);

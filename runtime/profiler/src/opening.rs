@@ -16,9 +16,9 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
 /// The id of the process whose thread creates or has created the ring; 0 = no process has.
 static OPENER: AtomicU32 = AtomicU32::new(0);
-/// The longest time that another thread's communicator waits for the ring.
+/// The longest time that a communicator waits while another thread creates or moves the ring.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long rings of dead jobs are looked at and removed.
+/// The longest time for which rings of dead jobs are searched for and removed.
 const OLD_RINGS: Duration = Duration::from_secs(10);
 
 /// The plug-in's state, if it records.

@@ -43,9 +43,10 @@ pub(crate) struct Process {
     next_group: AtomicU32,
     pub(crate) pid: u32,
     pub(crate) mask_place: MaskPlace,
-    /// Operations to come: see [`deepening`](crate::deepening).
+    /// The number of operations that are still to be counted after a hang or a stall: see
+    /// [`deepening`](crate::deepening).
     pub(crate) deep_left: AtomicU32,
-    /// Whether a communicator has ended with operations in progress.
+    /// Whether a communicator has ended with watched operations in progress.
     pub(crate) has_failed: AtomicBool,
     /// What gives the process its rank and job.
     pub(crate) identity: IdentitySource,
@@ -110,11 +111,11 @@ pub(crate) struct Communicator {
     pub(crate) replay_counts: Counts,
     /// Which of its operations the device has reached.
     pub(crate) order: Order,
-    /// Whether its group has been [created](naming).
+    /// How far the creation of its group is: see [`naming`].
     pub(crate) naming: AtomicU32,
 }
 
-/// Progress of creating a communicator's group: with NCCL's version 3, its first operation names it.
+/// How far the creation of a communicator's group is: with version 3 of the interface, its first operation names it.
 pub(crate) mod naming {
     pub(crate) const OPEN: u32 = 0;
     pub(crate) const UNDER_WAY: u32 = 1;

@@ -205,7 +205,7 @@ fn flood(plugin: &Plugin) {
     };
     play(40_000);
     let before = resident();
-    // Each operation makes 18 calls of the plug-in.
+    // Each operation makes 17 calls of the plug-in.
     play(160_000);
     let grown = resident().saturating_sub(before);
     assert!(grown < 1_024, "{grown} KiB more");

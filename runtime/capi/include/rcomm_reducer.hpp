@@ -51,7 +51,7 @@ template <typename T> class Reducer {
     void finish() const { check(rcomm_reducer_finish(get())); }
 
     /* For ranks that may run out of input before others: takes part in the others' steps until all ranks have called
-     * this. Returns in how many steps this rank took part in that way, and a rank that had input in the last step. */
+     * this. Returns in how many steps this rank took part in that way, and a rank that had input in every step. */
     std::pair<uint64_t, uint32_t> join() const {
         uint64_t shadowed = 0;
         uint32_t last = 0;

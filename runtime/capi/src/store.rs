@@ -189,11 +189,10 @@ fn taken(value: Value) -> Option<Vec<u8>> {
 
 /// The error for keys that did not appear in time.
 fn absent(keys: &[&str], within: Duration) -> Error {
-    let keys = keys.join(", ");
-    Error::new(
-        ErrorKind::Timeout,
-        format!("the caller's store did not have {keys} within {within:?}"),
-    )
+    let keys: Vec<String> = keys.iter().map(|key| format!("\"{key}\"")).collect();
+    let (keys, ms) = (keys.join(", "), within.as_millis());
+    let message = format!("the caller's store did not have {keys} within {ms} ms");
+    Error::new(ErrorKind::Timeout, message)
 }
 
 impl Store for CallerStore {

@@ -184,7 +184,11 @@ unsafe fn make(
         DType::F64 => new_reducer::<f64>,
         DType::F16 => new_reducer::<f16>,
         DType::Bf16 => new_reducer::<bf16>,
-        other => return Err(refused(format!("there are no gradients of {other}"))),
+        other => {
+            return Err(refused(format!(
+                "gradients are of type f32, f64, f16 or bf16, not {other}"
+            )));
+        }
     };
     if reducer.is_null() {
         return Err(refused("the pointer for the handle is NULL"));
@@ -217,9 +221,9 @@ unsafe fn named<'a>(
 
 /// Makes a reducer for a model with `count` parameters, whose names and numbers of elements are in `names` and `lens`.
 /// All have the element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets
-/// of `bucket_bytes` at most, the first of `first_bytes`, unless one parameter alone is larger; 0 = the defaults. If
-/// `find_unused` is not 0, parameters may have no gradient in a step. Waits until all ranks of the group have called
-/// this; give the reducer a group of its own.
+/// that take parameters until they have `bucket_bytes`, the first one `first_bytes`; 0 = the defaults. If `find_unused`
+/// is not 0, parameters may have no gradient in a step. Waits until all ranks of the group have called this; give the
+/// reducer a group of its own.
 ///
 /// # Safety
 /// `group` is a valid handle; `names` holds `count` texts that end with a zero byte, `lens` holds `count` numbers;
@@ -425,9 +429,9 @@ pub unsafe extern "C" fn rcomm_reducer_sparse_average(
 
 /// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has
 /// no input left. Every rank calls this once at the end. Needs the option `uneven`. Writes to `*shadowed` in how many
-/// steps this rank took part in that way, and to `*last` a rank of the group that had input in the last step, the same
-/// on all ranks: that rank's parameters are those after all steps, and the others take its parameters
-/// (`rcomm_broadcast`). Waits for the others.
+/// steps this rank took part in that way, and to `*last` a rank of the group that had input in every step, the same on
+/// all ranks: that rank's parameters are those after all steps, and the others take its parameters (`rcomm_broadcast`).
+/// Waits for the others.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.

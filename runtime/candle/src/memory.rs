@@ -51,11 +51,10 @@ pub fn write<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> 
         result: Cell::new(None),
     };
     let outcome = tensor.inplace_op1(&lend);
-    match lend.result.take() {
-        Some(result) => result,
-        None => Err(unsupported(format!(
-            "candle did not lend the tensor's memory: {outcome:?}"
-        ))),
+    match (lend.result.take(), outcome) {
+        (Some(result), _) => result,
+        (None, Err(error)) => Err(from_candle(error)),
+        (None, Ok(())) => Err(unsupported("candle did not lend the tensor's memory")),
     }
 }
 
@@ -174,16 +173,18 @@ fn unsupported(message: impl Into<String>) -> Error {
 }
 
 fn not_in_host_memory(tensor: &Tensor) -> Error {
-    unsupported(format!(
-        "a tensor on {:?} is not in host memory",
-        tensor.device()
-    ))
+    let place = match tensor.device() {
+        candle_core::Device::Cpu => "the host",
+        candle_core::Device::Cuda(_) => "a CUDA device",
+        candle_core::Device::Metal(_) => "a Metal device",
+    };
+    unsupported(format!("a tensor on {place} is not in host memory"))
 }
 
 fn unknown_type(tensor: &Tensor) -> Error {
     unsupported(format!(
-        "tensors of candle's type {:?} are not supported",
-        tensor.dtype()
+        "tensors of candle's type {} are not supported",
+        tensor.dtype().as_str()
     ))
 }
 

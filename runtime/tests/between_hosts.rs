@@ -23,7 +23,7 @@ const RANKS_PER_HOST: usize = 2;
 /// Much longer than any step takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The value that the CPU backend has stored under a key that ends in `cpu/<what>/<rank>`.
+/// The value that the CPU backend has stored under a key that ends in `cpu/<kind>/<rank>`.
 fn stored_value(world: &World, kind: &str, rank: usize) -> String {
     let end = format!("cpu/{kind}/{rank}");
     let keys = world.store().list_keys().unwrap();
@@ -384,9 +384,9 @@ impl Network {
         Some(network)
     }
 
-    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, and checks that they use addresses that begin with
-    /// each of the texts in the list `expected`. The name `first` resolves to the first host's address on the second host, and to the loopback
-    /// interface on the first.
+    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, and checks that each has one address for each text in
+    /// the list `expected`, which begins with the text. The name `first` resolves to the first host's address on the
+    /// second host, and to one of the loopback interface on the first.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
         for (host, hosts_line) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {

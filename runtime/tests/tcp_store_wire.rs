@@ -8,7 +8,8 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(30);
-const HELLO: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
+/// The first message of a connection: its opcode and a magic number.
+const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
 const MAX_KEY: usize = 8192;
 const MAX_VALUE: usize = 8 << 20;
 
@@ -29,7 +30,7 @@ struct Raw(TcpStream);
 impl Raw {
     fn new(server: &TcpStoreServer) -> Self {
         let mut raw = Self(dial(server));
-        raw.send(&HELLO);
+        raw.send(&VALIDATE);
         raw
     }
 
@@ -193,7 +194,7 @@ fn requests_may_arrive_byte_by_byte_or_all_at_once() {
     for piece in [1, 7, 64, stream.len()] {
         let server = server();
         let mut raw = Raw(dial(&server));
-        for bytes in [&HELLO, stream.as_slice()].concat().chunks(piece) {
+        for bytes in [&VALIDATE, stream.as_slice()].concat().chunks(piece) {
             raw.send(bytes);
         }
         raw.expect(&replies);
@@ -257,7 +258,7 @@ fn a_request_at_a_limit_is_served_and_one_above_ends_the_connection() {
         count(0x0A, 131_073),
         count(0x0B, u64::MAX),
         vec![0x13],
-        HELLO.to_vec(),
+        VALIDATE.to_vec(),
     ];
     for bytes in refused {
         let mut raw = Raw::new(&server);
@@ -527,7 +528,7 @@ fn arbitrary_bytes_do_not_stop_the_server() {
         piece in 1_usize..50,
     )| {
         let mut raw = Raw(dial(&server));
-        let stream = [&HELLO[..], &bytes[..cut.index(bytes.len() + 1)]].concat();
+        let stream = [&VALIDATE[..], &bytes[..cut.index(bytes.len() + 1)]].concat();
         for piece in stream.chunks(piece) {
             // The server may already have closed the connection because of an invalid request.
             if raw.0.write_all(piece).is_err() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import functools
 import os
 import shutil
 import signal
@@ -16,8 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
+
+import rcomm.torch
+from rcomm import _cpp
 
 pytest_plugins = ["pytester"]
 
@@ -26,7 +29,7 @@ TIME_LIMIT = 120
 
 # Whether PyTorch has hooks, as 2.15 and later do: the backend needs other parts of these versions, too.
 HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
-collect_ignore = [] if HAS_HOOKS else ["test_backend.py", "test_backend_refuses.py"]
+collect_ignore_glob = [] if HAS_HOOKS else ["test_backend*.py"]
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
@@ -38,57 +41,55 @@ def _free_port() -> int:
 
 
 class Job:
-    """Ranks that run `body(rank)`, each in a process of its own."""
+    """Ranks that run `body`, each in a process of its own. A subclass decides how they join the job."""
 
-    def __init__(
-        self, rings: Path, size: int, body: Callable[[int], None], cache: Path | None = None
-    ) -> None:
-        self.cache = cache or rings / "no-cache"
-        self.rings = rings / "job"
-        self.root = rings
+    def __init__(self, root: Path, size: int, body: Callable[..., object]) -> None:
+        self.root, self.rings = root, root / "job"
+        self.port = _free_port()
         self.pids: list[int] = []
-        self.port = port = _free_port()
-        sys.stdout.flush()
         for rank in range(size):
-            pid = os.fork()
-            if pid == 0:
-                self._run_rank(rank, size, port, body)
-            self.pids.append(pid)
+            self.start(rank, size, body)
 
-    def _run_rank(self, rank: int, size: int, port: int, body: Callable[[int], None]) -> None:
+    def start(self, rank: int, size: int, body: Callable[..., object], **options: object) -> None:
+        """Starts the process of a rank; `options` are those of `join_and_run`."""
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._live(rank, size, body, options)
+        self.pids.append(pid)
+
+    def _live(self, rank: int, size: int, body: Callable[..., object], options: dict[str, object]) -> None:
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(size),
             MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            RCOMM_JOB="job",
+            MASTER_PORT=str(self.port),
+            RCOMM_JOB=self.rings.name,
             RCOMM_RING_DIR=str(self.root),
-            XDG_CACHE_HOME=str(self.cache),
+            RCOMM_DUMP_DIR=str(self.root / "dumps"),
         )
         code = 1
         try:
-            import rcomm._cpp
-            import rcomm.torch
-
-            rcomm.torch.record()
-            if self.cache.exists():
-                assert rcomm._cpp.find() is not None
-            dist.init_process_group("gloo")
-            body(rank)
+            self.join_and_run(rank, body, **options)
             code = 0
         except BaseException as error:
-            traceback.print_exc()
-            # The interpreter does the same with an exception that is not caught.
-            sys.excepthook(type(error), error, error.__traceback__)
+            self.fail(error)
         finally:
-            import rcomm.torch
+            self.exit(code)
 
-            if rcomm.torch._recorder is not None:
-                rcomm.torch._recorder.end()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # Ends as the interpreter does, through the C library: `os._exit` would run none of its exit functions.
-            ctypes.CDLL(None).exit(code)
+    def join_and_run(self, rank: int, body: Callable[..., object]) -> None:
+        """Runs in the process of a rank: joins the job, and runs `body`."""
+        raise NotImplementedError
+
+    def fail(self, error: BaseException) -> None:
+        """Runs in the process of a rank that an exception ends."""
+        traceback.print_exception(error)
+
+    def exit(self, code: int) -> None:
+        """Ends the process of a rank."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def wait(self) -> list[int]:
         """Waits for all ranks. Returns their exit codes; minus the signal's number for one that was killed."""
@@ -113,47 +114,92 @@ class Job:
         self.pids = []
 
 
+class RecordedJob(Job):
+    """Ranks on gloo that are recorded, by the hooks in C++ if `cache` has them. `body` gets the rank."""
+
+    def __init__(self, root: Path, size: int, body: Callable[[int], object], cache: Path | None = None) -> None:
+        self.cache = cache or root / "no-cache"
+        super().__init__(root, size, body)
+
+    def join_and_run(self, rank: int, body: Callable[[int], object]) -> None:
+        os.environ["XDG_CACHE_HOME"] = str(self.cache)
+        rcomm.torch.record()
+        if self.cache.exists():
+            assert _cpp.find() is not None
+        dist.init_process_group("gloo")
+        body(rank)
+
+    def fail(self, error: BaseException) -> None:
+        # The interpreter does the same with an exception that is not caught.
+        sys.excepthook(type(error), error, error.__traceback__)
+
+    def exit(self, code: int) -> None:
+        if rcomm.torch._recorder is not None:
+            rcomm.torch._recorder.end()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Ends as the interpreter does, through the C library: `os._exit` would run none of its exit functions.
+        ctypes.CDLL(None).exit(code)
+
+
 class BackendJob(Job):
-    """Ranks whose default group is of one backend; the program imports and sets nothing for the backend."""
+    """Ranks whose default group is of a backend, which PyTorch finds by its name. `body` gets the rank."""
 
-    def __init__(self, rings: Path, size: int, body, backend: str = "rcomm", timeout: float = TIME_LIMIT):
+    def __init__(
+        self,
+        root: Path,
+        size: int,
+        body: Callable[[int], object],
+        backend: str = "rcomm",
+        timeout: float = TIME_LIMIT,
+    ) -> None:
         self.backend, self.timeout = backend, timeout
-        super().__init__(rings, size, body)
+        super().__init__(root, size, body)
 
-    def _run_rank(self, rank, size, port, body):
-        os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=str(size),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            RCOMM_JOB="job",
-            RCOMM_RING_DIR=str(self.root),
-            RCOMM_DUMP_DIR=str(self.root / "dumps"),
-        )
-        code = 1
-        try:
-            dist.init_process_group(self.backend, timeout=datetime.timedelta(seconds=self.timeout))
-            body(rank)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+    def join_and_run(self, rank: int, body: Callable[[int], object]) -> None:
+        dist.init_process_group(self.backend, timeout=datetime.timedelta(seconds=self.timeout))
+        body(rank)
+
+
+class ArrayJob(Job):
+    """Ranks that join by `rcomm.init()`. `body` gets the world, which is shut down after it if `ends`."""
+
+    def __init__(
+        self,
+        root: Path,
+        size: int,
+        body: Callable[[rcomm.World], object],
+        timeout: float = TIME_LIMIT,
+        ends: bool = True,
+    ) -> None:
+        self.timeout, self.ends = timeout, ends
+        super().__init__(root, size, body)
+
+    def join_and_run(self, rank: int, body: Callable[[rcomm.World], object], join: bool = False) -> None:
+        world = rcomm.init(timeout=self.timeout, join=join)
+        body(world)
+        if self.ends:
+            world.shutdown()
 
 
 @pytest.fixture
-def ranks(tmp_path):
-    jobs = []
+def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Starts jobs of the class that it is given, whose ranks end with the test."""
+    jobs: list[Job] = []
 
-    def start(size, body, **options):
-        jobs.append(BackendJob(tmp_path, size, body, **options))
+    def start(kind: type[Job], size: int, body: Callable[..., object], **options: object) -> Job:
+        jobs.append(kind(tmp_path, size, body, **options))
         return jobs[-1]
 
     yield start
-    for job in jobs:
-        job.end()
+    for started in jobs:
+        started.end()
+
+
+@pytest.fixture
+def ranks(start_job: Callable[..., Job]) -> Callable[..., Job]:
+    """Starts jobs on the backend "rcomm"."""
+    return functools.partial(start_job, BackendJob)
 
 
 @pytest.fixture(scope="session")
@@ -163,28 +209,16 @@ def native_hooks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C++ compiler: the hooks in C++ are not tested")
     cache = tmp_path_factory.mktemp("cache")
     build = [sys.executable, "-m", "rcomm", "build-hooks"]
-    done = subprocess.run(
-        build, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, capture_output=True, text=True
-    )
+    done = subprocess.run(build, env={**os.environ, "XDG_CACHE_HOME": str(cache)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return cache
 
 
 @pytest.fixture(params=["python", "c++"])
-def job(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[Callable[[int, Callable[[int], None]], Job]]:
-    """Starts jobs, recorded by the hooks in Python and by those in C++."""
+def job(request: pytest.FixtureRequest, start_job: Callable[..., Job]) -> Callable[..., Job]:
+    """Starts jobs on gloo, recorded by the hooks in Python and by those in C++."""
     cache = request.getfixturevalue("native_hooks") if request.param == "c++" else None
-    jobs: list[Job] = []
-
-    def start(size: int, body: Callable[[int], None]) -> Job:
-        jobs.append(Job(tmp_path, size, body, cache))
-        return jobs[-1]
-
-    yield start
-    for started in jobs:
-        started.end()
+    return functools.partial(start_job, RecordedJob, cache=cache)
 
 
 @pytest.fixture

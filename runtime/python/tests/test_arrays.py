@@ -5,75 +5,27 @@ from __future__ import annotations
 import array
 import asyncio
 import ctypes
+import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import TIME_LIMIT, Job
+from conftest import TIME_LIMIT, ArrayJob
 
 import rcomm
 
 
-class ArrayJob(Job):
-    """Ranks that have joined a job by `rcomm.init()`; `body` gets the world, which is shut down after it if `ends`."""
-
-    def __init__(self, rings, size, body, timeout: float = TIME_LIMIT, ends: bool = True):
-        self.timeout, self.ends, self.joins = timeout, ends, False
-        super().__init__(rings, size, body)
-
-    def join(self, rank, size, body):
-        """Starts a process that joins as this rank."""
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid == 0:
-            self.joins = True
-            self._run_rank(rank, size, self.port, body)
-        self.pids.append(pid)
-
-    def _run_rank(self, rank, size, port, body):
-        os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=str(size),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            RCOMM_JOB="job",
-            RCOMM_RING_DIR=str(self.root),
-            RCOMM_DUMP_DIR=str(self.root / "dumps"),
-        )
-        code = 1
-        try:
-            world = rcomm.init(timeout=self.timeout, join=self.joins)
-            body(world)
-            if self.ends:
-                world.shutdown()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-
 @pytest.fixture
-def ranks(tmp_path):
-    jobs = []
-
-    def start(size, body, **options):
-        jobs.append(ArrayJob(tmp_path, size, body, **options))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.end()
+def ranks(start_job):
+    """Starts jobs of ranks that join by `rcomm.init()`."""
+    return functools.partial(start_job, ArrayJob)
 
 
 def kinds():
@@ -356,7 +308,7 @@ def test_processes_join_in_place_of_lost_ranks_and_beyond(ranks, until):
 
     job = ranks(3, body)
     for rank in [2, 3]:
-        job.join(rank, 4, joined)
+        job.start(rank, 4, joined, join=True)
     assert job.wait() == [0, 0, -signal.SIGKILL, 0, 0]
 
 

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ._groups import backend_of, backends_of, name_of, timeout_of
+
 if TYPE_CHECKING:
     from ._analysis import Report
     from ._dispatch import Dispatch
@@ -312,8 +314,8 @@ class _Recorder:
                 pg.group_name,
                 pg.group_desc,
                 list(global_ranks),
-                backend=_backend_of(pg),
-                timeout_ms=_timeout_of(pg),
+                backend=backend_of(pg),
+                timeout_ms=timeout_of(pg),
             )
         self.groups[pg] = hooks
         # On a PyTorch without hooks, kernels record every group: those in C++ if they were built, else those in Python.
@@ -338,7 +340,7 @@ class _Recorder:
     def is_recorded_by_backend(self, pg: Any) -> bool:
         """Whether the backend "rcomm" records this group, or this process: a second ring would be a second job. If so,
         logs once that groups of these other backends are not recorded."""
-        names = {_name_of(backend) for backend in _backends_of(pg)}
+        names = {name_of(backend) for backend in backends_of(pg)}
         if "rcomm" not in names and _own_world() is None:
             return False
         others = ", ".join(sorted(names - {"rcomm", ""})) or "others"
@@ -351,7 +353,7 @@ class _Recorder:
     def is_builtin(self, pg: Any) -> bool:
         """Whether PyTorch's own backends make the group's Works. Of a Work written in Python, the hooks in C++ would
         see only that a wait returned."""
-        module_of_torch, backends = self.c10d.Work.__module__, _backends_of(pg)
+        module_of_torch, backends = self.c10d.Work.__module__, backends_of(pg)
         return bool(backends) and all(type(backend).__module__ == module_of_torch for backend in backends)
 
     def open(self, pg: Any) -> Ring:
@@ -581,33 +583,3 @@ def _library_folders() -> list[str]:
     standard = sysconfig.get_paths()["stdlib"]
     between = [os.path.join(standard, name) for name in ("contextlib.py", "threading.py")]
     return [of_torch, package, *between]
-
-
-def _backends_of(pg: Any) -> list[Any]:
-    """The group's backends, in PyTorch's order of devices; a group written in Python may have none."""
-    found = []
-    for device in pg._device_types:
-        with contextlib.suppress(Exception):
-            found.append(pg._get_backend(device))
-    return found
-
-
-def _name_of(backend: Any) -> str:
-    try:
-        return str(backend.name())
-    except Exception:
-        return ""
-
-
-def _backend_of(pg: Any) -> str:
-    """The backend's name; of several, that of the device which PyTorch names first."""
-    return next(map(_name_of, _backends_of(pg)), "")
-
-
-def _timeout_of(pg: Any) -> int:
-    """How long the group's operations may take, in ms; 0 if that is not known."""
-    try:
-        timeout = pg._get_backend(pg._device_types[0]).options._timeout
-        return max(0, round(timeout.total_seconds() * 1000))
-    except Exception:
-        return 0

@@ -46,6 +46,39 @@ fn a_rank_whose_call_has_failed_is_marked_as_failed_with_its_error() {
 }
 
 #[test]
+fn a_filter_by_state_finds_what_has_failed_also_if_its_ranks_are_at_fault() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    let accused = report.findings[0].group.clone();
+    for instance in &mut report.in_flight {
+        // An operation that fails at once is never overdue.
+        (instance.state, instance.overdue) = (InstanceState::Failed, false);
+    }
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (120, 40));
+    let accused = state.label_of(&accused.expect("the finding names its group"));
+    common::press(&mut state, "2/state:failed<enter>");
+    let failed = text::of(&state);
+    assert!(failed.contains(&format!("! {accused} ")), "{failed}");
+    assert!(failed.contains("\nx "), "{failed}");
+    common::press(&mut state, "z");
+    assert_eq!(state.page.rows(0), failed.matches("\nx ").count() + 1);
+    common::press(
+        &mut state,
+        "/<backspace><backspace><backspace><backspace><backspace><backspace>stuck<enter>",
+    );
+    assert_eq!(state.filter.text(), "state:stuck");
+    assert_eq!(state.page.rows(0), 0, "{}", text::of(&state));
+    // Problems only.
+    common::press(&mut state, "<esc><esc>z4");
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("\nx ") && screen.contains(" failed "),
+        "{screen}"
+    );
+}
+
+#[test]
 fn a_job_whose_ranks_have_all_failed_because_one_is_gone_is_not_called_stuck() {
     let mut snapshot = recorded(Situation::StuckRank);
     let mut report = Report::clone(&snapshot.report);

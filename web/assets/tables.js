@@ -55,7 +55,7 @@ function foldEqual(rows) {
 /** Draws the table of operations in flight. @param {object} report */
 export function drawInFlight(report, passes, problemsOnly) {
   const name = namer(report);
-  const isProblem = (i) => i.overdue && i.state !== "running";
+  const isProblem = (i) => i.state === "failed" || i.overdue && i.state !== "running";
   const wanted = report.in_flight.filter((row, index) => passes("in_flight", index) && (!problemsOnly || isProblem(row)));
   const folds = foldEqual(wanted);
   const shown = folds.slice(0, MAX_ROWS);
@@ -83,10 +83,10 @@ export function drawGroups(report, passes, problemsOnly, open) {
   const name = namer(report);
   // Groups may share a name: their first ranks distinguish them.
   const key = (group) => `${group.ranks[0]} ${group.name}`;
-  const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
-  const passesHere = (section, index) => passes(section, index) && (!problemsOnly || overdue.has(key(report.groups[index].group)));
+  const troubled = new Set(report.in_flight.filter((i) => i.overdue || i.state === "failed").map((i) => key(i.group)));
+  const passesHere = (section, index) => passes(section, index) && (!problemsOnly || troubled.has(key(report.groups[index].group)));
   // Groups in trouble come first; tp_2 comes before tp_10.
-  const order = (a, b) => overdue.has(key(b.group)) - overdue.has(key(a.group))
+  const order = (a, b) => troubled.has(key(b.group)) - troubled.has(key(a.group))
     || byName.compare(name(a.group), name(b.group));
   const { shown, more } = passing(report.groups, "groups", passesHere, order);
   fillTable(byId("groups"),

@@ -110,8 +110,13 @@ impl GroupState {
         }
     }
 
+    /// Whether the state says that something is wrong with the group.
+    pub fn is_problem(self) -> bool {
+        matches!(self, Self::Bad | Self::Waiting | Self::Failed)
+    }
+
     /// The words that `state:` of a filter is compared with.
-    pub const fn filter_words(self) -> &'static str {
+    const fn filter_words(self) -> &'static str {
         match self {
             Self::Busy => "busy running",
             Self::Idle => "idle ok",
@@ -274,6 +279,26 @@ impl States {
     /// The state of a group; `Idle` if the report does not include it.
     pub fn group(&self, group: &GroupRef) -> GroupState {
         self.groups.get(group).copied().unwrap_or(GroupState::Idle)
+    }
+
+    /// The name of a group's state for readers, where `report` is the report of these states. A group whose operation has
+    /// failed is `failed`, also if its ranks are at fault: none of them is stuck any more.
+    pub fn group_word(&self, report: &Report, group: &GroupRef) -> &'static str {
+        self.ended_state(report, group).word()
+    }
+
+    /// The words that `state:` of a filter is compared with for a group; see [`Self::group_word`].
+    pub fn group_filter_words(&self, report: &Report, group: &GroupRef) -> &'static str {
+        self.ended_state(report, group).filter_words()
+    }
+
+    /// The state of a group, but `Failed` in place of `Bad` if the operation at fault has failed.
+    fn ended_state(&self, report: &Report, group: &GroupRef) -> GroupState {
+        let oldest = self.oldest(report, group);
+        match oldest.is_some_and(|oldest| oldest.state == InstanceState::Failed) {
+            true => GroupState::Failed,
+            false => self.group(group),
+        }
     }
 
     /// The oldest pending operation of a group, which `report`, of which these are the states, lists first. If none is

@@ -118,6 +118,16 @@ impl FrameIndex {
         self.shared.group(group)
     }
 
+    /// The name of a group's state; see [`States::group_word`].
+    pub fn group_word(&self, snapshot: &Snapshot, group: &GroupRef) -> &'static str {
+        self.shared.group_word(&snapshot.report, group)
+    }
+
+    /// The words that `state:` of a filter is compared with for a group.
+    pub fn group_filter_words(&self, snapshot: &Snapshot, group: &GroupRef) -> &'static str {
+        self.shared.group_filter_words(&snapshot.report, group)
+    }
+
     /// The oldest pending operation of a group; see [`States::oldest`].
     pub fn oldest<'a>(
         &self,

@@ -91,7 +91,7 @@ fn selected(report: &Report, states: &States, filter: &Filter) -> Selected {
                 age_ms: unknown(row.oldest_ms),
                 lag_ms: unknown(row.lag_p50_ms),
                 seq: row.last_seq,
-                state: Some(states.group(&row.group).filter_words()),
+                state: Some(states.group_filter_words(report, &row.group)),
                 text: &row.backend,
                 host_of: Some(&|rank| host(rank)),
                 ..Subject::default()

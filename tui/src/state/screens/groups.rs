@@ -39,14 +39,13 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         let oldest = model.index.oldest(model.snapshot, group);
         let more = Subject {
             op: oldest.map(|instance| instance.op.as_str()),
-            state: Some(state.filter_words()),
+            state: Some(model.index.group_filter_words(model.snapshot, group)),
             age_ms: Some(model.age(report.oldest_ms).unwrap_or(f64::NAN)),
             lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
             seq: report.last_seq,
             ..Subject::default()
         };
-        let problem = matches!(state, GroupState::Bad | GroupState::Waiting);
-        if (model.problems_only && !problem) || !model.passes_group(group, &more) {
+        if (model.problems_only && !state.is_problem()) || !model.passes_group(group, &more) {
             continue;
         }
         let key = (state, group.desc.as_str(), group.ranks.len());
@@ -176,6 +175,6 @@ fn row(
             GroupState::Busy | GroupState::Idle => Tone::Plain,
         },
         target: Some(group_target(&groups)),
-        problem: matches!(state, GroupState::Bad | GroupState::Waiting),
+        problem: state.is_problem(),
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
     let mut folds: Vec<Vec<&InstanceReport>> = Vec::new();
     let mut fold_of_key: HashMap<_, usize> = HashMap::new();
     for instance in &model.snapshot.report.in_flight {
-        let problem = hangs && instance.is_blocked();
+        let problem = is_problem(instance, hangs);
         if !wanted(instance) || (model.problems_only && !problem) || !passes(model, instance) {
             continue;
         }
@@ -105,6 +105,11 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
     )
 }
 
+/// Whether ranks wait in the operation, or it has failed, in a job that hangs or differs (`hangs`).
+fn is_problem(instance: &InstanceReport, hangs: bool) -> bool {
+    hangs && (instance.is_blocked() || instance.state == InstanceState::Failed)
+}
+
 /// The number of ranks that an operation is complete with: the group's members or, of a message, its two ends.
 pub(super) fn expected(instance: &InstanceReport) -> usize {
     match instance.seq_kind {
@@ -117,7 +122,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let first = fold[0];
     let oldest = model.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
     let size = expected(first);
-    let problem = hangs && first.is_blocked();
+    let problem = is_problem(first, hangs);
     let blamed = model.index.group(&first.group) == GroupState::Bad;
     let failed = first.state == InstanceState::Failed;
     let (mark, tone) = match (problem, blamed) {

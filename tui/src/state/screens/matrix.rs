@@ -9,7 +9,7 @@ use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{GroupRef, GroupState, InstanceState, RankState};
+use rcomm_analyzer::{GroupRef, InstanceState, RankState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
@@ -60,16 +60,14 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         facts.push_str(&format!("  seq {first} .. {last}"));
     }
     let oldest = model.index.oldest(model.snapshot, group);
-    // Where the call that is at fault has failed, no rank is stuck any more.
-    let word = match oldest {
-        Some(oldest) if oldest.state == InstanceState::Failed => GroupState::Failed.word(),
-        _ => state.word(),
-    };
     let mut lines = vec![vec![
         styled(model.labels([group]), Tone::Title),
         plain(facts),
         plain("  "),
-        styled(word, state.mark().tone),
+        styled(
+            model.index.group_word(model.snapshot, group),
+            state.mark().tone,
+        ),
     ]];
     if let Some(oldest) = oldest {
         let expected = super::in_flight::expected(oldest);

@@ -60,28 +60,50 @@ fn a_muted_warning_puts_no_job_of_the_node_in_trouble() {
         alive: 0,
         ..job("over", Situation::SilentRank)
     };
+    let newer = NodeJob {
+        created_ns: START_NS + 1,
+        ..job("newer", Situation::Healthy)
+    };
     let jobs = [
         job("warned", Situation::SilentRank),
         over,
+        newer,
         job(&shown.job, Situation::Healthy),
     ];
     let mut state = showing(shown, (100, 30));
     update(&mut state, Event::Jobs(jobs.into()));
     let screen = text::of(&state);
     assert!(
-        screen.contains("2 other jobs on this node, 1 WARNING, 1 over"),
+        screen.contains("3 other jobs on this node, 1 WARNING, 1 over"),
         "{screen}"
     );
     let warning = "rank 21 has not answered";
+    // The rows of the job with the warning and of a newer one without.
+    let order = |screen: &str| {
+        let at = |name: &str| {
+            screen.lines().position(|line| {
+                let job = line.get(2..);
+                job.is_some_and(|job| job.starts_with(name))
+            })
+        };
+        (at("warned"), at("newer"))
+    };
     press(&mut state, "9");
     let screen = text::of(&state);
     assert!(screen.contains("WARNING"), "{screen}");
     assert!(screen.contains(warning), "{screen}");
+    let (warned, newer) = order(&screen);
+    assert!(warned < newer, "{screen}");
     press(&mut state, ":mute W150<enter>");
     let screen = text::of(&state);
+    let (warned, newer) = order(&screen);
+    assert!(warned > newer, "{screen}");
     assert!(!screen.contains("WARNING"), "{screen}");
     assert!(!screen.contains(warning), "{screen}");
     press(&mut state, "1");
     let screen = text::of(&state);
-    assert!(screen.contains("1 other job on this node  [9]"), "{screen}");
+    assert!(
+        screen.contains("2 other jobs on this node  [9]"),
+        "{screen}"
+    );
 }

@@ -11,10 +11,13 @@ use rcomm_analyzer::format::count;
 use rcomm_analyzer::print::human::one_line;
 use rcomm_analyzer::{Code, NodeJob, Report, Severity, Verdict};
 use rcomm_recorder::model::text::age;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
-    let rows = model.jobs.iter().map(|job| {
+    let mut jobs: Vec<&NodeJob> = model.jobs.iter().collect();
+    jobs.sort_by_key(|job| (urgency(model, job), Reverse(job.created_ns)));
+    let rows = jobs.into_iter().map(|job| {
         let shown = *job.name == *model.snapshot.job;
         let (word, tone) = word(model, job);
         let age_ms = (model.wall_ns - job.created_ns).max(0) as f64 / 1e6;
@@ -102,6 +105,15 @@ fn trouble(model: &ViewModel<'_>, job: &NodeJob) -> Option<Severity> {
     let report = report_on(model, job)?;
     let head = head_of(report, model.muted)?;
     Some(report.findings[head].severity)
+}
+
+/// The order of the list: jobs in trouble, then others that are alive, then others that are over.
+fn urgency(model: &ViewModel<'_>, job: &NodeJob) -> (u8, Option<Severity>) {
+    match trouble(model, job) {
+        Some(trouble) => (0, Some(trouble)),
+        None if job.alive > 0 => (1, None),
+        None => (2, None),
+    }
 }
 
 /// The report on a job: of the displayed job, that of the displayed snapshot.

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{options, press, recorded, showing, simulation};
-use rcomm_analyzer::Code;
 use rcomm_analyzer::simulate::Situation;
+use rcomm_analyzer::{Code, Report, Snapshot};
 use rcomm_top::state::event::{Command, Event, ExportFormat};
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::screens::OverviewPane;
@@ -63,6 +63,59 @@ fn e_opens_the_screen_of_the_focused_pane_whatever_the_number_of_rows() {
         seen_in_flight,
         "no terminal of few rows shows what is in flight"
     );
+}
+
+#[test]
+fn the_focus_stays_on_its_pane_when_others_appear_above_it() {
+    let mut state = showing(recorded(Situation::Healthy), (100, 24));
+    let panes = state.page.panes.iter();
+    let at = panes.take_while(|pane| pane.title != "groups").count();
+    press(&mut state, &"<tab>".repeat(at));
+    // The trends go, and what is in flight comes.
+    let mut stuck = recorded(Situation::StuckRank);
+    stuck.job = state.snapshot().expect("a snapshot is shown").job.clone();
+    update(&mut state, Event::Observed(Arc::new(stuck)));
+    assert_ne!(state.selection().pane, at);
+    press(&mut state, "e");
+    assert_eq!(*state.screen(), Screen::Groups);
+}
+
+#[test]
+fn panes_of_the_first_screen_stay_while_operations_come_and_go() {
+    let titles = |state: &State| {
+        let panes = state.page.panes.iter();
+        panes.map(|pane| pane.name()).collect::<Vec<_>>()
+    };
+    let few = recorded(Situation::StuckRank);
+    let mut many = few.clone();
+    let mut report = Report::clone(&many.report);
+    for more in 1..=12 {
+        let mut instance = report.in_flight[0].clone();
+        instance.seq += more;
+        report.in_flight.push(instance);
+    }
+    many.report = Arc::new(report);
+    let observe = |state: &mut State, snapshot: &Snapshot| {
+        update(state, Event::Observed(Arc::new(snapshot.clone())));
+    };
+    let with = titles(&showing(few.clone(), (100, 30)));
+    let without = titles(&showing(many.clone(), (100, 30)));
+    assert!(with.len() > without.len(), "{with:?} {without:?}");
+    let mut state = showing(few.clone(), (100, 30));
+    observe(&mut state, &many);
+    assert_eq!(titles(&state), without);
+    // The rows that were needed once stay, so that nothing moves when the operations are there again.
+    observe(&mut state, &few);
+    assert_eq!(titles(&state), without);
+    // Another terminal is arranged anew, but nothing comes or goes while a row is selected.
+    update(&mut state, Event::Resize(101, 30));
+    assert_eq!(titles(&state), with);
+    press(&mut state, "<tab><down>");
+    observe(&mut state, &many);
+    assert_eq!(titles(&state), with);
+    press(&mut state, &"<tab>".repeat(with.len() - 1));
+    observe(&mut state, &many);
+    assert_eq!(titles(&state), without);
 }
 
 #[test]

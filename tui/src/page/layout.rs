@@ -96,7 +96,7 @@ pub(crate) fn cuts_doubt(head: &[Line], (width, rows): (u16, u16)) -> bool {
 /// the last of them below both columns.
 fn panes(page: &Page, area: Rect) -> Vec<Rect> {
     let mut rects = vec![Rect::default(); page.panes.len()];
-    let wanted = |index: usize, width: u16| wanted_rows(&page.panes[index], width);
+    let wanted = |index: usize, width: u16| wanted_rows(page, index, width);
     let mut stack = |panes: &[usize], area: Rect, spare: usize| {
         let wanted: Vec<u16> = panes
             .iter()
@@ -201,8 +201,14 @@ pub(crate) fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
     lines
 }
 
+/// Number of rows for the pane at this index: those that are kept for it, or those that it needs if these are more.
+fn wanted_rows(page: &Page, index: usize, width: u16) -> u16 {
+    let kept = page.kept_rows.get(index).copied().unwrap_or(0);
+    needed_rows(&page.panes[index], width).max(kept)
+}
+
 /// Number of rows that a pane needs to show everything, with its title. A strip gets at most three.
-fn wanted_rows(pane: &Pane, width: u16) -> u16 {
+pub(crate) fn needed_rows(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
         Body::Table(rows) => headings(rows) + rows.rows.len().max(1),
@@ -227,12 +233,8 @@ pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
         .sum();
     let last = page.right.last();
     let sum = |is_in: &dyn Fn(usize) -> bool| {
-        let panes = page
-            .panes
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| is_in(*index));
-        let rows = panes.map(|(_, pane)| wanted_rows(pane, width));
+        let panes = (0..page.panes.len()).filter(|&index| is_in(index));
+        let rows = panes.map(|index| wanted_rows(page, index, width));
         rows.fold(0, u16::saturating_add)
     };
     let is_below = |index: usize| last.is_none_or(|&last| index > last);
@@ -248,7 +250,7 @@ pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
 /// Whether a pane has all its rows on a terminal of this size.
 pub(crate) fn is_whole(page: &Page, pane: usize, (width, height): (u16, u16)) -> bool {
     let rect = of(page, Rect::new(0, 0, width, height)).panes[pane];
-    wanted_rows(&page.panes[pane], rect.width) <= rect.height
+    needed_rows(&page.panes[pane], rect.width) <= rect.height
 }
 
 /// Distributes `available` rows: small panes get what they need, the others share the rest. Rows that no pane needs go
@@ -365,6 +367,7 @@ mod tests {
             head: vec![],
             panes: vec![pane(3), pane(2), pane(4), pane(5), ranks],
             right: vec![2],
+            kept_rows: vec![],
         };
         let rects = panes(&page, Rect::new(0, 1, 161, 40));
         assert_eq!(rects[0], Rect::new(0, 1, 80, 4));
@@ -399,7 +402,7 @@ mod tests {
                 title: "pane".into(),
                 body: Body::Text(vec![vec![]; 20]),
             }],
-            right: vec![],
+            ..Page::default()
         };
         let area = Rect::new(0, 0, 40, 16);
         let rows = wrap(&doubt(Tone::Doubt), 40, usize::MAX).len();

@@ -157,6 +157,9 @@ pub struct Page {
     /// Indices of the panes that are drawn in a right column, ascending; the panes after them take the whole width
     /// below both columns. Empty if all panes are drawn below each other.
     pub right: Vec<usize>,
+    /// For each pane, the rows that it gets at least, so that others do not move while its rows come and go; none for
+    /// the panes that the list does not reach.
+    pub kept_rows: Vec<u16>,
 }
 
 impl Pane {
@@ -178,7 +181,7 @@ impl Page {
                 title: title.into(),
                 body: Body::Table(table),
             }],
-            right: vec![],
+            ..Self::default()
         }
     }
 

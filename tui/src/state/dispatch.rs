@@ -4,7 +4,7 @@ use super::State;
 use super::command::{self, TypedCommand};
 use super::input::{Input, Purpose};
 use super::screen::Screen;
-use super::screens::{Fold, OverviewPane, command_for, first_rank, neighbor, overview_panes};
+use super::screens::{Fold, OverviewPane, command_for, first_rank, neighbor};
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
 use crate::page::table::Target;
@@ -319,8 +319,7 @@ impl State {
     fn expand(&mut self) {
         let shown = self.history.shown();
         if let Some(snapshot) = shown.filter(|_| *self.screen() == Screen::Overview) {
-            let panes = overview_panes(&self.model(snapshot));
-            let screen = match panes.get(self.selection().pane) {
+            let screen = match self.focused_overview_pane() {
                 Some(OverviewPane::Warnings) => Screen::Warnings,
                 Some(OverviewPane::Groups) => Screen::Groups,
                 Some(OverviewPane::InFlight) => Screen::InFlight,

@@ -3,6 +3,7 @@
 //! [`update`] applies one [`Event`] and returns a [`Command`] for the event loop. Nothing here reads a
 //! clock, a file or the terminal.
 
+mod arrangement;
 pub mod command;
 mod dispatch;
 pub mod event;
@@ -20,6 +21,7 @@ use crate::page::table::Table;
 use crate::page::theme::{Theme, Tone};
 use crate::page::{Body, Line, Page, plain, styled};
 use crate::state::event::{Command, Event};
+use arrangement::{Arrangement, arranged};
 use command::Facts;
 use history::History;
 use index::FrameIndex;
@@ -128,6 +130,8 @@ pub struct State {
     /// Whether the screen must be drawn again.
     pub changed: bool,
     index: FrameIndex,
+    /// The panes of the first screen when it was built last.
+    arrangement: Option<Arrangement>,
     selections: HashMap<Discriminant<Screen>, Selection>,
     /// The first key of a binding of two keys, once it was pressed.
     pending_key: Option<String>,
@@ -246,6 +250,7 @@ impl State {
             page: Page::default(),
             changed: true,
             index: FrameIndex::default(),
+            arrangement: None,
             selections: HashMap::new(),
             pending_key: None,
             options,
@@ -334,6 +339,26 @@ impl State {
         self.rebuild();
     }
 
+    /// The focused pane of the first screen; `None` if that has not been built.
+    fn focused_overview_pane(&self) -> Option<OverviewPane> {
+        let panes = &self.arrangement.as_ref()?.panes;
+        panes.get(self.selection().pane).copied()
+    }
+
+    /// Notes the panes of the first screen, which is on display. The focus stays on its pane, or goes to the first one if
+    /// its pane is no longer shown.
+    fn arrange(&mut self, arrangement: Arrangement) {
+        if let Some(focused) = self.focused_overview_pane() {
+            let at = arrangement.panes.iter().position(|pane| *pane == focused);
+            let selection = self.selection_mut();
+            match at {
+                Some(at) => selection.pane = at,
+                None => *selection = Selection::default(),
+            }
+        }
+        self.arrangement = Some(arrangement);
+    }
+
     /// Builds the page of the current screen again, and keeps the selection within it.
     fn rebuild(&mut self) {
         self.changed = true;
@@ -345,6 +370,14 @@ impl State {
                     && !matches!(self.screen(), Screen::Sources | Screen::Jobs) =>
             {
                 no_ranks_page(snapshot)
+            }
+            Some(snapshot) if *self.screen() == Screen::Overview => {
+                let selection = self.selection();
+                let selecting = (selection.pane, selection.row) != (0, 0);
+                let before = self.arrangement.as_ref();
+                let (arrangement, page) = arranged(&self.model(snapshot), before, selecting);
+                self.arrange(arrangement);
+                page
             }
             Some(snapshot) => self.model(snapshot).page(self.screen()),
         };

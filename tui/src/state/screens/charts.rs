@@ -1,7 +1,6 @@
 //! Draws the trends of the first screen as charts.
 
 use super::ViewModel;
-use super::overview::has_two_columns;
 use crate::page::theme::Tone;
 use crate::page::{Line, plain, styled};
 use crate::state::trends::Trend;
@@ -10,15 +9,10 @@ use crate::state::trends::Trend;
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the
-/// right. The highest bar ends below the top, so that the bars of two charts do not touch.
-pub(super) fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
+/// right of a line of `width` characters. The highest bar ends below the top, so that the bars of two charts do not touch.
+pub(super) fn trends(model: &ViewModel<'_>, width: u16, height: usize) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
-    // Where panes are in two columns, a line is half as wide. 36 of its characters are for the texts around the bars.
-    let width = if has_two_columns(model) {
-        model.size.0.saturating_sub(1) / 2
-    } else {
-        model.size.0
-    };
+    // 36 of the characters are for the texts around the bars.
     let room = usize::from(width).saturating_sub(36).max(8);
     let number = |value: Option<f64>| match value {
         Some(value) if value >= 100.0 => format!("{value:.0}"),

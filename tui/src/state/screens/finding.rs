@@ -57,7 +57,7 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     let mut page = Page {
         head,
         panes,
-        right: vec![],
+        ..Page::default()
     };
     // What holds for every finding of the code takes no rows from this one.
     page.panes

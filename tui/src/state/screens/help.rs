@@ -81,6 +81,6 @@ pub(super) fn page(keymap: &Keymap) -> Page {
             title: "help".into(),
             body: Body::Text(lines),
         }],
-        right: vec![],
+        ..Page::default()
     }
 }

@@ -23,11 +23,12 @@ mod why;
 
 pub(super) use look_further::command as command_for;
 pub use overview::OverviewPane;
-pub(super) use overview::{first_rank, panes as overview_panes};
+pub(super) use overview::{first_rank, has_two_columns, page_of};
 pub use ranks::Metric;
 pub use timeline::Scale;
 pub(super) use timeline::neighbor;
 
+use super::arrangement::arranged;
 use super::index::FrameIndex;
 use super::screen::Screen;
 use super::trends::Trends;
@@ -114,7 +115,7 @@ impl ViewModel<'_> {
     /// The page of `screen`.
     pub fn page(&self, screen: &Screen) -> Page {
         match screen {
-            Screen::Overview => overview::page(self),
+            Screen::Overview => arranged(self, None, false).1,
             Screen::Groups => groups::page(self, None),
             Screen::GroupsOf(some) => groups::page(self, Some(some)),
             Screen::Group(group) => matrix::page(self, group),

@@ -16,9 +16,10 @@ use rcomm_analyzer::{Finding, RankState, Report, Until, Verdict, causes};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 use serde::Deserialize;
+use std::collections::HashMap;
 
 /// Minimum number of rows of a terminal for the additional panes.
-const ROOMY_ROWS: u16 = 36;
+pub(super) const ROOMY_ROWS: u16 = 36;
 
 /// Minimum number of columns of a terminal for two columns of panes.
 const WIDE_COLUMNS: u16 = 160;
@@ -33,7 +34,7 @@ const TALL_ROWS: u16 = 24;
 const HINT: &str = "  [w]";
 
 /// A pane of the first screen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverviewPane {
     /// The findings of the analysis and the problems of its input.
@@ -77,7 +78,10 @@ impl OverviewPane {
 
     /// The panes that the default ones are joined by, in this order, as long as that leaves every pane whole. If no rank
     /// is at fault, a low terminal gets none: the job runs, and the rows of its operations would come and go.
-    fn where_rows_are_left((_, rows): (u16, u16), blocked: bool) -> &'static [Self] {
+    pub(in crate::state) fn where_rows_are_left(
+        (_, rows): (u16, u16),
+        blocked: bool,
+    ) -> &'static [Self] {
         match (rows >= ROOMY_ROWS, blocked) {
             (true, _) => &[Self::Timeline, Self::Operations],
             (false, true) => &[Self::InFlight],
@@ -86,7 +90,7 @@ impl OverviewPane {
     }
 
     /// The panes of a screen with enough rows, from top to bottom: those that the user chose, or the default ones.
-    fn chosen(chosen: &[Self], size: (u16, u16), blocked: bool) -> &[Self] {
+    pub(in crate::state) fn chosen(chosen: &[Self], size: (u16, u16), blocked: bool) -> &[Self] {
         if chosen.is_empty() {
             Self::default_panes(size, blocked)
         } else {
@@ -114,18 +118,17 @@ impl OverviewPane {
                 (heat_map_title(), ranks::heat_map(model))
             }
             Self::Ranks => return strip_pane(model),
-            Self::Trends => ("trends".into(), Body::Text(trends(model, 1))),
+            Self::Trends => (
+                "trends".into(),
+                Body::Text(trends(model, column_width(model), 1)),
+            ),
             Self::Why => ("why".into(), Body::Table(why::table_of_hang(model))),
             Self::Timeline => ("timeline".into(), timeline::of_first(model, MAX_LANES)),
             Self::Operations => return operations_pane(model, MIN_OPERATIONS),
             Self::Look => {
                 let root = model.index.roots().first();
-                let width = match has_two_columns(model) {
-                    true => model.size.0.saturating_sub(1) / 2,
-                    false => model.size.0,
-                };
                 return root
-                    .and_then(|&rank| look_further::pane(model, rank, width))
+                    .and_then(|&rank| look_further::pane(model, rank, column_width(model)))
                     .unwrap_or_else(|| Pane {
                         title: "look further".into(),
                         body: Body::Text(vec![]),
@@ -136,45 +139,12 @@ impl OverviewPane {
     }
 }
 
-pub(super) fn page(model: &ViewModel<'_>) -> Page {
-    arranged(model).1
-}
-
-/// The panes on display, in the order of the page's panes.
-pub(in crate::state) fn panes(model: &ViewModel<'_>) -> Vec<OverviewPane> {
-    arranged(model).0
-}
-
-/// The first screen's panes, and its page with them.
-fn arranged(model: &ViewModel<'_>) -> (Vec<OverviewPane>, Page) {
-    let blocked = !model.index.roots().is_empty();
-    let mut panes = OverviewPane::chosen(model.layout, model.size, blocked).to_vec();
-    let mut page = page_of(model, &panes);
-    let more = match model.layout.is_empty() {
-        true => OverviewPane::where_rows_are_left(model.size, blocked),
-        false => &[],
-    };
-    // Operations in flight come and go while the job runs: what is above them stays in its place.
-    let is_last = |pane: &OverviewPane| match pane {
-        OverviewPane::InFlight => !blocked && !has_two_columns(model),
-        pane => *pane == OverviewPane::Ranks,
-    };
-    for &pane in more {
-        if panes.contains(&pane) {
-            continue;
-        }
-        let mut with = panes.clone();
-        with.insert(panes.iter().position(is_last).unwrap_or(panes.len()), pane);
-        let page_with = page_of(model, &with);
-        if needed(&page_with, model.size) <= model.size.1 {
-            (panes, page) = (with, page_with);
-        }
-    }
-    (panes, page)
-}
-
 /// The first screen with these panes.
-fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
+pub(in crate::state) fn page_of(
+    model: &ViewModel<'_>,
+    panes: &[OverviewPane],
+    kept_rows: &HashMap<OverviewPane, u16>,
+) -> Page {
     let blocked = !model.index.roots().is_empty();
     let mut head = vec![headline(model)];
     head.extend(doubt_line(model));
@@ -200,6 +170,9 @@ fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
         head,
         right: right.map(|(at, _)| at).collect(),
         panes: panes.iter().map(|pane| pane.pane(model)).collect(),
+        kept_rows: (panes.iter())
+            .map(|pane| kept_rows.get(pane).copied().unwrap_or(0))
+            .collect(),
     };
     replace_cut_heat_map(model, &mut page);
     enlarge_trends(model, panes, &mut page);
@@ -270,8 +243,16 @@ fn simulated_fault(model: &ViewModel<'_>) -> Option<Line> {
 }
 
 /// Whether panes are drawn in two columns. A user's own order of panes is kept: one below the other.
-pub(super) fn has_two_columns(model: &ViewModel<'_>) -> bool {
+pub(in crate::state) fn has_two_columns(model: &ViewModel<'_>) -> bool {
     is_roomy(model) && model.size.0 >= WIDE_COLUMNS && model.layout.is_empty()
+}
+
+/// The width of a pane that is in one of two columns where there are two.
+fn column_width(model: &ViewModel<'_>) -> u16 {
+    match has_two_columns(model) {
+        true => model.size.0.saturating_sub(1) / 2,
+        false => model.size.0,
+    }
 }
 
 /// Whether the terminal has enough rows for the additional panes.
@@ -456,7 +437,7 @@ fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page
     let drawn = drawn.iter().filter(|trend| trend.is_known());
     let charts = u16::try_from(drawn.count()).unwrap_or(u16::MAX).max(1);
     let height = (1 + spare / charts).min(MAX_CHART_ROWS);
-    page.panes[at].body = Body::Text(trends(model, usize::from(height)));
+    page.panes[at].body = Body::Text(trends(model, column_width(model), usize::from(height)));
 }
 
 /// `why: 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right of an

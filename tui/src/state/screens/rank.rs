@@ -53,7 +53,7 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
     Page {
         head: head(model, view),
         panes,
-        right: vec![],
+        ..Page::default()
     }
 }
 

@@ -110,7 +110,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             title: title.into(),
             body: Body::Grid(grid),
         }],
-        right: vec![],
+        ..Page::default()
     }
 }
 

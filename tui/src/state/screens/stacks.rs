@@ -50,7 +50,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page {
         head,
         panes,
-        right: vec![],
+        ..Page::default()
     }
 }
 

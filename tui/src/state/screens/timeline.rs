@@ -100,7 +100,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             title: "timeline".into(),
             body: lanes(model, &shown, &kinds, MAX_LANES),
         }],
-        right: vec![],
+        ..Page::default()
     }
 }
 

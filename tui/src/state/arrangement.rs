@@ -1,0 +1,103 @@
+//! Which panes the first screen has, and what keeps them in their places while operations come and go.
+
+use super::screens::{Fold, OverviewPane, ViewModel, has_two_columns, page_of};
+use crate::page::Page;
+use crate::page::layout::{needed, needed_rows};
+use std::collections::HashMap;
+
+/// How the first screen was built last: what keeps the panes in their places while operations come and go.
+#[derive(Clone, Debug)]
+pub(super) struct Arrangement {
+    /// The panes on display, in the order of the page's panes.
+    pub(super) panes: Vec<OverviewPane>,
+    occasion: Occasion,
+    /// The most rows that the tables of groups and of operations in flight have needed on this occasion.
+    kept_rows: HashMap<OverviewPane, u16>,
+}
+
+/// What the panes are arranged for. Only if this changes, a pane gets fewer rows than it has needed before.
+#[derive(Clone, Debug, PartialEq)]
+struct Occasion {
+    job: String,
+    size: (u16, u16),
+    blocked: bool,
+    filter: String,
+    problems_only: bool,
+    fold: Fold,
+}
+
+impl Occasion {
+    fn of(model: &ViewModel<'_>) -> Self {
+        Self {
+            job: model.snapshot.job.clone(),
+            size: model.size,
+            blocked: !model.index.roots().is_empty(),
+            filter: model.filter.text().to_owned(),
+            problems_only: model.problems_only,
+            fold: model.fold,
+        }
+    }
+}
+
+/// The first screen's page, and how it is arranged; `before` is how it was arranged last. While the user has selected
+/// something (`selecting`), no pane comes or goes unless the occasion is another.
+pub(super) fn arranged(
+    model: &ViewModel<'_>,
+    before: Option<&Arrangement>,
+    selecting: bool,
+) -> (Arrangement, Page) {
+    let occasion = Occasion::of(model);
+    let blocked = occasion.blocked;
+    let before = before.filter(|before| before.occasion == occasion);
+    let mut kept_rows = before.map_or_else(HashMap::new, |before| before.kept_rows.clone());
+    let mut panes = OverviewPane::chosen(model.layout, model.size, blocked).to_vec();
+    let mut page = page_of(model, &panes, &kept_rows);
+    let more = match model.layout.is_empty() {
+        true => OverviewPane::where_rows_are_left(model.size, blocked),
+        false => &[],
+    };
+    // Operations in flight come and go while the job runs: what is above them stays in its place.
+    let is_last = |pane: &OverviewPane| match pane {
+        OverviewPane::InFlight => !blocked && !has_two_columns(model),
+        pane => *pane == OverviewPane::Ranks,
+    };
+    for &pane in more {
+        if panes.contains(&pane) {
+            continue;
+        }
+        let mut with = panes.clone();
+        with.insert(panes.iter().position(is_last).unwrap_or(panes.len()), pane);
+        let page_with = page_of(model, &with, &kept_rows);
+        let is_shown = match before.filter(|_| selecting) {
+            Some(before) => before.panes.contains(&pane),
+            None => needed(&page_with, model.size) <= model.size.1,
+        };
+        if is_shown {
+            (panes, page) = (with, page_with);
+        } else if let Some(at) = with.iter().position(|other| *other == pane) {
+            let rows = needed_rows(&page_with.panes[at], model.size.0);
+            keep(pane, rows, &mut kept_rows);
+        }
+    }
+    for (&pane, shown) in panes.iter().zip(&page.panes) {
+        let rows = needed_rows(shown, model.size.0).min(model.size.1 / MAX_KEPT);
+        keep(pane, rows, &mut kept_rows);
+    }
+    let arrangement = Arrangement {
+        panes,
+        occasion,
+        kept_rows,
+    };
+    (arrangement, page)
+}
+
+/// Notes the rows that a pane needs, if it is one whose rows come and go.
+fn keep(pane: OverviewPane, rows: u16, kept_rows: &mut HashMap<OverviewPane, u16>) {
+    if matches!(pane, OverviewPane::Groups | OverviewPane::InFlight) {
+        let kept = kept_rows.entry(pane).or_default();
+        *kept = rows.max(*kept);
+    }
+}
+
+/// A pane on display keeps at most one in this many rows of the terminal.
+const MAX_KEPT: u16 = 4;

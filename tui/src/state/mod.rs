@@ -31,7 +31,7 @@ use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Code, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use screen::{Navigation, Screen};
-use screens::{Fold, Metric, OverviewPane, Scale, ViewModel};
+use screens::{Fold, Metric, OverviewPane, Scale, ViewModel, fill};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::Discriminant;
 use std::path::PathBuf;
@@ -395,6 +395,11 @@ impl State {
         let shown = self.history.shown();
         let more = shown.and_then(|it| self.model(it).selected(self.screen(), &self.page, row));
         self.page.panes.extend(more);
+        if let Some(snapshot) = self.history.shown() {
+            let mut page = std::mem::take(&mut self.page);
+            fill(&self.model(snapshot), self.screen(), &mut page);
+            self.page = page;
+        }
         let pane = pane.min(self.page.panes.len().saturating_sub(1));
         let rows = self.page.rows(pane);
         let selection = self.selection_mut();

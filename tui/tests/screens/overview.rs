@@ -202,6 +202,38 @@ fn rows_that_no_pane_needs_have_the_newest_operations() {
 }
 
 #[test]
+fn views_that_leave_rows_empty_have_a_timeline_and_trends_that_no_row_moves() {
+    let few = recorded(Situation::StuckRank);
+    let mut many = few.clone();
+    let mut report = Report::clone(&many.report);
+    for more in 1..=5 {
+        let mut instance = report.in_flight[0].clone();
+        instance.seq += more;
+        report.in_flight.push(instance);
+    }
+    many.report = Arc::new(report);
+    for view in ["2", "2<enter>", "3", "4", "5", "6", "8", "9", "0", "w", "t"] {
+        let rows_of_added = |snapshot: &Snapshot, size| {
+            let mut state = showing(snapshot.clone(), size);
+            press(&mut state, view);
+            let screen = text::of(&state);
+            let row = |title: &str| screen.lines().position(|line| line.starts_with(title));
+            (row("─ timeline ─"), row("─ trends ─"))
+        };
+        let (timeline, trends) = rows_of_added(&few, (200, 50));
+        assert!(timeline.is_some() && timeline < trends, "view {view}");
+        let with_more = rows_of_added(&many, (200, 50));
+        assert_eq!(with_more, (timeline, trends), "view {view}");
+        assert_eq!(rows_of_added(&few, (120, 30)), (None, None), "view {view}");
+    }
+    // The timeline can be selected, and opens the rank.
+    let mut state = showing(few, (200, 50));
+    press(&mut state, "4<tab><enter>");
+    let culprit = simulation(Situation::StuckRank).culprit();
+    assert_eq!(*state.screen(), Screen::Rank(culprit));
+}
+
+#[test]
 fn the_age_of_a_hang_advances_with_the_clock_without_a_new_snapshot() {
     let simulation = simulation(Situation::StuckRank);
     let mut state = showing(recorded(Situation::StuckRank), (80, 24));

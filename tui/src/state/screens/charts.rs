@@ -1,12 +1,63 @@
-//! Draws the trends of the first screen as charts.
+//! Draws the trends as charts, and adds them and a timeline to screens that leave rows empty.
 
-use super::ViewModel;
+use super::overview::ROOMY_ROWS;
+use super::{ViewModel, timeline};
+use crate::page::layout::{needed, needed_rows};
 use crate::page::theme::Tone;
-use crate::page::{Line, plain, styled};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
+use crate::state::screen::Screen;
 use crate::state::trends::Trend;
 
 /// Characters of a bar, from low to high. The last one fills its cell, so that a bar can continue in the cell above.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// The timeline that is added to a screen takes one in this many rows of the terminal.
+const TIMELINE_SHARE: u16 = 3;
+
+/// Number of rows of each chart that is added to a screen.
+const CHART_ROWS: usize = 2;
+
+/// On a terminal of at least [`ROOMY_ROWS`] rows, adds what moves below the tables of a screen that leave its rows empty:
+/// a timeline of the ranks in trouble first, and the trends. Both are at the bottom, where the rows above do not move
+/// them.
+pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut Page) {
+    use Screen::{Group, Groups, GroupsOf, InFlight, Jobs, Ranks, RanksOf, Reducer, Sources};
+    use Screen::{Stacks, Stragglers, Warnings, Why};
+    let is_filled = match screen {
+        Groups | GroupsOf(_) | Group(_) | Ranks | RanksOf(_) | InFlight | Stragglers => true,
+        Warnings | Why(_) | Stacks | Sources | Jobs | Reducer => true,
+        Screen::Overview | Screen::Rank(_) | Screen::Finding(_) | Screen::Timeline => false,
+        Screen::Compare | Screen::Help => false,
+    };
+    let (columns, rows) = model.size;
+    let Some(last) = page.panes.len().checked_sub(1) else {
+        return;
+    };
+    if rows < ROOMY_ROWS || !is_filled {
+        return;
+    }
+    page.kept_rows = vec![0; page.panes.len()];
+    let timeline_rows = rows / TIMELINE_SHARE;
+    // The title and the axis take a row each.
+    let lanes = usize::from(timeline_rows.saturating_sub(2));
+    let panes = [
+        ("timeline", timeline::of_first(model, lanes), timeline_rows),
+        ("trends", Body::Text(trends(model, columns, CHART_ROWS)), 0),
+    ];
+    for (title, body, kept) in panes {
+        let pane = Pane {
+            title: title.into(),
+            body,
+        };
+        let height = needed_rows(&pane, columns).max(kept);
+        if needed(page, model.size).saturating_add(height) <= rows {
+            page.panes.push(pane);
+            page.kept_rows.push(kept);
+        }
+    }
+    let spare = rows.saturating_sub(needed(page, model.size));
+    page.kept_rows[last] = needed_rows(&page.panes[last], columns).saturating_add(spare);
+}
 
 /// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the
 /// right of a line of `width` characters. The highest bar ends below the top, so that the bars of two charts do not touch.

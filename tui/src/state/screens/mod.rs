@@ -21,6 +21,7 @@ mod timeline;
 mod warnings;
 mod why;
 
+pub(super) use charts::fill;
 pub(super) use look_further::command as command_for;
 pub use overview::OverviewPane;
 pub(super) use overview::{first_rank, has_two_columns, page_of};

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
 /// With fewer samples, the resources of a rank are not judged.
 const FEWEST_SAMPLES: usize = 16;
-/// How many more descriptors of a kind, and threads, are no growth: a connection or a thread may be ending at the time of a sample.
+/// How many more descriptors of a kind, and threads, are no growth: a connection or a thread may be ending at the time
+/// of a sample.
 const ENDING_NOW: u64 = 1;
 /// Descriptors that a rank opens for each peer when it first needs them, which may be at any time, and then keeps: the
 /// connections for collectives and messages of the world's group, one by which each of the two notices the other's end,
@@ -72,8 +73,11 @@ pub(crate) fn soak(args: &Soak) -> anyhow::Result<bool> {
 /// # Errors
 /// A wrong result, an error, a leak, or a resource of which the rank used more at the end than at the beginning.
 fn judge(report: &RankReport, peers: u64) -> anyhow::Result<String> {
-    ensure!(report.wrong.is_empty(), "{:?}", report.wrong);
-    ensure!(report.error.is_none(), "{:?}", report.error);
+    ensure!(report.wrong.is_empty(), "{}", report.wrong.join("; "));
+    if let Some((error, _)) = &report.error {
+        bail!("{error}");
+    }
+    let (fds, threads) = report.left;
     ensure!(
         fds <= 0 && threads <= 0,
         "at the end it has {fds} more descriptors and {threads} more threads than at the start"

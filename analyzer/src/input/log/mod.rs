@@ -268,7 +268,10 @@ impl LogReader {
         let attempts = self.log.attempts.iter_mut();
         for fact in attempts.flat_map(|attempt| &mut attempt.facts) {
             // A launcher and the kernel report the ends of any processes, not only of the one that wrote the log.
-            let is_of_writer = !matches!(fact.event, Event::Ended(_) | Event::OutOfMemory { .. });
+            let is_of_writer = !matches!(
+                fact.event,
+                Event::Ended(_) | Event::OutOfMemory { .. } | Event::Terminated
+            );
             if fact.rank.is_none() && is_of_writer {
                 fact.rank = rank_of_file;
             }

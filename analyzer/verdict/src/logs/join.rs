@@ -109,6 +109,11 @@ fn nothing_to_judge() -> Conclusion {
 /// Adds a finding of the logs to a report whose records show no error. The finding also states the verdict of the
 /// records.
 fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
+    let is_over = matches!(report.verdict, Verdict::Cancelled | Verdict::Ended);
+    if is_over && found.code.severity() == Severity::Note {
+        // The records show how the job ended, and the log nothing more.
+        return;
+    }
     found.ruled_out.push(format!(
         "by the records alone, the verdict is {}",
         report.verdict.word()

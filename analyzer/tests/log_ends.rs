@@ -60,22 +60,24 @@ fn a_rank_that_aborted_is_not_blamed_if_its_own_log_is_missing() {
     assert!(first.confidence <= 0.5, "{first:?}");
 }
 
+/// The two lines of a rank whose operation in a group timed out.
+fn timed_out(rank: u32, group: &str, seq: u64, enqueued: u64) -> [String; 2] {
+    let head = format!("[rank{rank}]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616]");
+    [
+        format!(
+            "{head} [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, \
+             NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+        ),
+        format!(
+            "{head} [PG ID 1 PG GUID {group} Rank 0] failure detected by watchdog at work sequence id: {seq} PG \
+             status: last enqueued work: {enqueued}, last completed work: {}",
+            seq - 1
+        ),
+    ]
+}
+
 #[test]
 fn a_rank_that_timed_out_in_another_group_is_not_behind() {
-    let timed_out = |rank: u32, group: &str, seq: u64, enqueued: u64| {
-        let head = format!("[rank{rank}]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616]");
-        [
-            format!(
-                "{head} [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, \
-                 NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
-            ),
-            format!(
-                "{head} [PG ID 1 PG GUID {group} Rank 0] failure detected by watchdog at work sequence id: {seq} PG \
-                 status: last enqueued work: {enqueued}, last completed work: {}",
-                seq - 1
-            ),
-        ]
-    };
     let mut lines = Vec::new();
     for rank in 0..6 {
         lines.extend(timed_out(rank, "0(default_pg)", 41, 41));
@@ -98,4 +100,23 @@ fn a_rank_that_timed_out_in_another_group_is_not_behind() {
         "{:?}",
         report.findings
     );
+}
+
+#[test]
+fn a_rank_that_had_not_come_is_doubted_where_others_timed_out_in_another_group() {
+    let signal = "[rank4]:[E626 06:24:44.8 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 4] Received a dump \
+                  signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last \
+                  enqueued NCCL work: 40, last completed NCCL work: 40.";
+    let mut lines = vec![signal.to_owned()];
+    lines.extend((0..3).flat_map(|rank| timed_out(rank, "0(default_pg)", 41, 41)));
+    for (extra, is_sure) in [(None, true), (Some(timed_out(3, "5(tp)", 90, 90)), false)] {
+        lines.extend(extra.into_iter().flatten());
+        let report = judge(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let first = &report.findings[0];
+        assert_eq!(
+            (first.code, first.culprit_ranks.as_slice()),
+            (Code::E101, &[4][..])
+        );
+        assert_eq!(first.confidence > 0.6, is_sure, "{first:?}");
+    }
 }

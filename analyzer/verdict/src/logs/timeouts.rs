@@ -219,10 +219,14 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
             [Some(newest_seq)] => format!("; {their} newest is #{newest_seq}"),
             _ => format!("; {their} newest differ, and the cited lines have them"),
         };
+        // A rank that had not come may itself have waited in another group, for less than the time-out.
+        let is_other = |wait: &TimedOutWait<'_>| wait.group.is_some_and(|other| other != group);
+        let waits_elsewhere = digest.waits.iter().any(is_other);
+        let confidence = if waits_elsewhere { 0.5 } else { 0.85 };
         let mut found = Conclusion::new(
             Code::E101,
             Verdict::Stuck,
-            0.85,
+            confidence,
             format!(
                 "{who} never issued {}, in which {} timed out{newest}",
                 timeouts.place(),

@@ -204,7 +204,10 @@ fn rounds(
 mod tests {
     use super::*;
 
-    fn report(memory_kib: impl Fn(u64) -> u64, fds: &[(&str, fn(u64) -> u64)]) -> RankReport {
+    /// A number in each round.
+    type InRound = fn(u64) -> u64;
+
+    fn report(memory_kib: impl Fn(u64) -> u64, fds: &[(&str, InRound)]) -> RankReport {
         let sample = |round| Sample {
             round,
             memory_kib: memory_kib(round),
@@ -240,7 +243,7 @@ mod tests {
     #[test]
     fn slow_growth_is_found() {
         assert!(judge(&report(|round| 30_000 + 100 * round, &[]), 3).is_err());
-        let slow: fn(u64) -> u64 = |round| 9 + round / 10;
+        let slow: InRound = |round| 9 + round / 10;
         for kind in ["pipe", "anon_inode:[eventfd]"] {
             let leak = judge(&report(|_| 30_000, &[(kind, slow)]), 3);
             let expected = format!("11 to 14 of {kind}: it grows");
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_connection_for_each_peer_may_be_opened_at_any_time() {
-        let late: fn(u64) -> u64 = |round| 9 + 3 * round.saturating_sub(40).min(3);
+        let late: InRound = |round| 9 + 3 * round.saturating_sub(40).min(3);
         assert!(judge(&report(|_| 30_000, &[("socket", late)]), 3).is_ok());
         assert!(judge(&report(|_| 30_000, &[("socket", late)]), 1).is_err());
     }

@@ -103,6 +103,8 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", default=list(_FAULTS), choices=list(_FAULTS))
     parser.add_argument("--patience", type=float, default=30.0, help="seconds from the fault")
     options = parser.parse_args()
+    # A run that is terminated ends its job, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     print(f"load {os.getloadavg()[0]:.1f}\n{'prepared':10}{'fault':8}{'seconds':>8}  the command, and its first line")
     table: dict[str, dict[str, str]] = {fault: {} for fault in options.faults}
     for prepared in options.prepared:

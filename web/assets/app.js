@@ -1,6 +1,6 @@
 // The page: draws the snapshots of one event stream into plain elements.
 
-import { address, age, ask, byId } from "./format.js";
+import { address, age, ask, byId, clock } from "./format.js";
 import { drawGraph } from "./graph.js";
 import { prepareHistory, remember, repaintHistory, showing, step } from "./history.js";
 import { listJobs, showOwn } from "./jobs.js";
@@ -10,7 +10,7 @@ import { refreshReducers } from "./reducers.js";
 import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers, namer } from "./tables.js";
 import { openInPerfetto, paint as paintTimeline, prepareTimeline, refresh as refreshTimeline } from "./timeline.js";
 import { prepareUpload } from "./upload.js";
-import { asText, clock, drawFindings, drawVerdict, overText, remains, since, unknownSize } from "./verdict.js";
+import { asText, drawFindings, drawVerdict, overText, remains, since, unknownSize } from "./verdict.js";
 
 /** @typedef {{status: object, report: object, focus: ?object}} Picture */
 
@@ -103,7 +103,7 @@ function showAge() {
     if (cell.dataset.age !== "" && !past && !upload && !over) cell.textContent = age(Number(cell.dataset.age) + passed);
   }
   line.textContent = upload ? "report on dumps"
-    : past ? `history: ${new Date(judged / 1e6).toLocaleTimeString()}, ${old} ago`
+    : past ? `history: ${clock(judged)} UTC, ${old} ago`
     : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : over ? `${overText(state.shown.report.end)} since ${clock(state.shown.report.end.at_ns)} UTC` : stale ? `stale: no update for ${old}` : `live, updated ${old} ago`;
   line.classList.toggle("stale", stale);
   byId("live").hidden = upload != null || !(past || state.paused);

@@ -55,6 +55,9 @@ function fixed(value, digits) {
   return (middle ? (2 * Math.round(scaled / 2)) / 10 ** digits : value).toFixed(digits);
 }
 
+/** The time of day in UTC: `14:03:27`. @param {number} ns since the epoch */
+export const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
+
 /** Formats a duration as reports do: `4.2 s`, `2 min 5 s`, `1 h 30 min`; empty if it is unknown. @param {?number} ms */
 export function age(ms) {
   if (ms == null || Number.isNaN(ms)) return "";

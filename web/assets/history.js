@@ -1,7 +1,7 @@
 // The history: a plot over time, and a slider to go back.
 
 import uPlot from "./vendor/uPlot.esm.min.js";
-import { age, ask, byId, color } from "./format.js";
+import { age, ask, byId, clock, color } from "./format.js";
 
 /** Maximum number of points in the browser; the server has its own limit. */
 const MAX_POINTS = 7200;
@@ -25,9 +25,10 @@ function build() {
   const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, font: "11px system-ui" };
   plot = new uPlot({
     width: Math.max(200, byId("history-plot").clientWidth), height: HEIGHT, legend: { show: false },
+    tzDate: (s) => uPlot.tzDate(new Date(s * 1e3), "Etc/UTC"),
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: true }, s: { range: (_, __, most) => [0, Math.max(1, most)] }, n: { range: (_, __, most) => [0, Math.max(1, most)] } },
-    axes: [{ ...axis, size: 26, space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200], values: (_, ticks) => ticks.map((s) => new Date(s * 1e3).toLocaleTimeString([], { hour12: false })) }, { ...axis, scale: "s", size: AGES_WIDTH, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
+    axes: [{ ...axis, size: 26, space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200], values: (_, ticks) => ticks.map((s) => clock(s * 1e9)) }, { ...axis, scale: "s", size: AGES_WIDTH, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
       { ...axis, scale: "n", side: 1, size: 40, grid: { show: false } }],
     series: [{}, { scale: "s", stroke: color("--bad"), width: 2, label: "oldest pending" },
       { scale: "n", stroke: color("--busy"), width: 1, dash: [4, 3], label: "in flight" }],
@@ -57,7 +58,7 @@ function paint() {
   const index = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
   slider.value = String(Math.max(0, index));
   const point = points[Math.max(0, index)];
-  slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${new Date(point.at_ns / 1e6).toLocaleTimeString()}` : "no snapshot");
+  slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${clock(point.at_ns)} UTC` : "no snapshot");
 }
 
 /** Sets up the plot and the slider, and loads the points that the server keeps.

@@ -1,6 +1,6 @@
 // The top of the page: the verdict in one sentence, then every finding with its evidence.
 
-import { age, ask, byId, make, ranksInWords } from "./format.js";
+import { age, ask, byId, clock, make, ranksInWords } from "./format.js";
 import { namer } from "./tables.js";
 
 /** The finding whose sentence is the verdict's; undefined if there is none. @param {object} report */
@@ -81,9 +81,6 @@ export function drawVerdict(report, laterMs) {
   if (news !== announced) { announced = news; byId("verdict-said").textContent = `${said}: ${sentence(report)}`; }
   return { word: said, sentence: text };
 }
-
-/** The time of day in UTC: `14:03:27`. @param {number} ns since the epoch */
-export const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
 
 /** For how long and since when ranks wait. The duration goes up to `laterMs` after the report, unless the wait is over.
  * @param {object} report @param {?number} laterMs */

@@ -103,6 +103,7 @@ await page.waitForFunction(() => document.querySelector("#verdict .running, #ver
 const past = await number();
 await page.keyboard.press(".");
 await page.waitForFunction((then) => Number(document.body.dataset.number) > then, past);
+assert.match(await text("#age"), /^history: \d\d:\d\d:\d\d UTC, /);
 await page.screenshot({ path: join(pictures, "past.png") });
 await page.keyboard.press("L");
 await page.waitForFunction(() => document.querySelector("#verdict .stuck"));

@@ -37,6 +37,8 @@ fn a_rank_whose_call_has_failed_is_marked_as_failed_with_its_error() {
         "{screen}"
     );
     assert!(!screen.contains("waiting"), "{screen}");
+    // It was issued 102 s ago, and has failed since.
+    assert!(!screen.contains("102 s"), "{screen}");
     common::press(&mut state, &format!(":rank {waiting}<enter>"));
     let screen = text::of(&state);
     assert!(

@@ -68,7 +68,8 @@ export function drawInFlight(report, passes, problemsOnly) {
     ["age", "group", "seq", "operation", "bytes", "joined", "state", wanted.some((i) => i.error) ? "missing or error" : "missing"],
     shown.map((fold) => {
       const [i] = fold;
-      const oldest = fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
+      // An operation that has failed grows no older.
+      const oldest = i.state === "failed" ? null : fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
       const sameError = i.error && fold.every((row) => row.error === i.error) ? i.error : "";
       const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} ${i.missing.length === 1 ? "rank" : "ranks"} each` : "")
         : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");

@@ -120,11 +120,13 @@ pub(super) fn expected(instance: &InstanceReport) -> usize {
 
 fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let first = fold[0];
-    let oldest = model.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
+    let failed = first.state == InstanceState::Failed;
+    // An operation that has failed grows no older.
+    let ages = fold.iter().filter_map(|i| i.age_ms).filter(|_| !failed);
+    let oldest = model.age(ages.reduce(f64::max));
     let size = expected(first);
     let problem = is_problem(first, hangs);
     let blamed = model.index.group(&first.group) == GroupState::Bad;
-    let failed = first.state == InstanceState::Failed;
     let (mark, tone) = match (problem, blamed) {
         (true, false) if failed => (Mark::new('x', Tone::Late), Tone::Late),
         (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),

@@ -72,7 +72,9 @@ pub(super) fn draw(
         }
     }
     if !grid.legend.is_empty() {
-        let last = Rect::new(area.x + 1, area.bottom() - 1, area.width - 1, 1);
-        put_line(&grid.legend, last, theme, buffer);
+        let rows = u16::try_from(body.min(grid.rows.len())).unwrap_or(u16::MAX);
+        let y = area.y.saturating_add(1).saturating_add(rows);
+        let below = Rect::new(area.x + 1, y.min(area.bottom() - 1), area.width - 1, 1);
+        put_line(&grid.legend, below, theme, buffer);
     }
 }

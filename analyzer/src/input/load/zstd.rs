@@ -42,16 +42,18 @@ impl<R: Read> Frames<R> {
     }
 }
 
-/// Describes an error in the stream. The decoder's own text is for its developers and is left out.
+/// Describes an error in the stream: that of the input, if the decoder could not read on. The decoder's own text is for
+/// its developers and is left out.
 fn decode_error(error: &FrameDecoderError) -> io::Error {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return match io.kind() {
-                io::ErrorKind::UnexpectedEof => {
-                    io::Error::new(io.kind(), "its zstd data ends too early")
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return match error.kind() {
+                kind @ io::ErrorKind::UnexpectedEof => {
+                    io::Error::new(kind, "its zstd data ends too early")
                 }
-                kind => kind.into(),
+                // The decoder lends the input's error, so only the text can be passed on.
+                kind => io::Error::new(kind, error.to_string()),
             };
         }
         cause = error.source();
@@ -78,6 +80,33 @@ impl<R: Read> Read for Frames<R> {
                 return Ok(read);
             }
             self.within_frame = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An input that cannot be read.
+    struct Refused;
+
+    impl Read for Refused {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("it is too large"))
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_input_keeps_its_text() {
+        let data = b"rank 3 waits for rank 5\n".repeat(100_000);
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let packed = ruzstd::encoding::compress_to_vec(&data[..], level);
+        // The input fails before a frame, in its header, and in its blocks.
+        for length in [0, 2, 6, packed.len() / 2, packed.len() - 1] {
+            let mut frames = Frames::new(packed[..length].chain(Refused));
+            let error = io::copy(&mut frames, &mut io::sink()).expect_err("the input fails");
+            assert_eq!(error.to_string(), "it is too large", "after {length} bytes");
         }
     }
 }

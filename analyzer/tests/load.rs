@@ -352,7 +352,7 @@ fn a_ring_file_is_a_record_in_a_folder_and_in_an_archive() {
     let (dumps, loaded) = load_path(folder.path());
     assert_eq!(ranks(&dumps), [3]);
     assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
-    assert_eq!(dumps[0].dump.identity.reason, "ring in an archive");
+    assert_eq!(dumps[0].dump.identity.reason, "copy of a ring");
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn assert_reported(loaded: &Loaded, part: &str) {
 }
 
 #[test]
-fn packings_within_each_other_are_not_unpacked_past_1000_times_the_size() {
+fn compression_in_layers_is_not_unpacked_past_1000_times_the_size() {
     let archive = tar(&[("rank_0", &vec![0; 10 << 20]), ("rank_1", &dump(1))]);
     let folder = folder(&[("bomb.gz", &gzip(&gzip(&archive)))]);
     let options = LoadOptions {
@@ -467,13 +467,18 @@ fn large_files_that_wait_for_each_other_are_all_read() {
 }
 
 #[test]
-fn a_zip_archive_is_named_as_not_read() {
-    let folder = folder(&[("dumps.zip", b"PK\x03\x04\x14\0\0\0")]);
+fn a_file_of_another_format_is_named_as_not_read() {
+    let folder = folder(&[
+        ("a.zip", b"PK\x03\x04\x14\0\0\0"),
+        ("b.tar.xz", b"\xfd7zXZ\0\0\0"),
+    ]);
     let (_, loaded) = load_path(folder.path());
-    let [problem] = &loaded.problems[..] else {
-        panic!("{:?}", loaded.problems)
+    let sentences: Vec<&str> = loaded.problems.iter().map(|p| &*p.sentence).collect();
+    let [zip, xz] = sentences[..] else {
+        panic!("{sentences:?}")
     };
-    assert!(problem.sentence.contains("zip archives are not read"));
+    assert!(zip.contains("zip files are not read"), "{zip}");
+    assert!(xz.contains("xz files are not read"), "{xz}");
 }
 
 #[test]

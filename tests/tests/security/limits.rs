@@ -139,7 +139,7 @@ runtime/core/src/world/init.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/merge_remote.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/round.rs | MAX_RANKS | shortens a list in a message
 runtime/cpu/src/mesh/host.rs | MAX_NAMED | shortens a list in a message
-analyzer/src/input/load/unpack.rs | MOST_UNPACKED | a ratio, above the limit of a file
+analyzer/src/input/load/unpack.rs | MAX_RATIO | a ratio, above the limit of a file
 analyzer/src/input/load/manifest.rs | MOST_PROCESSES | shortens a list in a message
 analyzer/src/input/log/mod.rs | MAX_ATTEMPTS | facts of older attempts are counted in place of kept
 analyzer/src/input/log/restart.rs | MAX_STORED | within the limit of facts

@@ -48,8 +48,8 @@ use sums::Sums;
 pub struct LoadOptions<'a> {
     /// The number of files read at the same time; `None` = one for each processor that this process may use.
     pub jobs: Option<NonZeroUsize>,
-    /// The largest plain file, the largest member of an archive and the largest standard input that are read, bytes. A
-    /// log in a file or an archive is read at any size.
+    /// The largest plain file, the largest content of a compressed file, the largest member of an archive and the
+    /// largest standard input that are read, bytes. A log is read at any size, except from standard input.
     pub max_file_bytes: u64,
     /// All packed files together may unpack to this many bytes or, if that is more, to this many times their size.
     pub max_unpacked: (u64, u64),
@@ -400,7 +400,7 @@ impl Worker<'_> {
     }
 }
 
-/// The rank in the name of a log's file; `None` if the name does not contain the word `rank`, since its numbers may
+/// The rank in the name of a file of logs or stacks; `None` if the name does not contain the word `rank`, since its numbers may
 /// then be those of jobs and days.
 fn log_rank(path: &str, rank_of_name: Option<Rank>) -> Option<Rank> {
     let file = path.rsplit('/').next().unwrap_or(path);

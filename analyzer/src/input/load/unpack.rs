@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
-/// The largest depth of nested packings and archives.
+/// The most layers of compression and archives that are unpacked, such as two for a `.tar.gz`.
 const MAX_DEPTH: usize = 4;
 
 /// The kind of file, from its first bytes.
@@ -30,7 +30,7 @@ enum Kind {
     Plain,
 }
 
-/// The first bytes of archives and packed files that are not supported, and the names of their kinds.
+/// The first bytes of archives and compressed files that are not supported, and the names of their formats.
 const FOREIGN: [(&[u8], &str); 4] = [
     (b"PK\x03\x04", "zip"),
     (b"\xfd7zXZ\0", "xz"),
@@ -130,20 +130,22 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     stream(&mut &bytes[..], name, 0, worker, &ranks)
 }
 
-/// The largest ratio of unpacked to packed size. Records shrink to a few percent; a file that shrinks a thousandfold,
-/// as nested packings can, would take hours and hold nothing useful.
-const MOST_UNPACKED: u64 = 1000;
+/// The largest ratio of unpacked to packed size. Records shrink to a few percent. A file that shrinks a thousandfold, as
+/// one that is compressed several times can, would take hours and hold nothing useful.
+const MAX_RATIO: u64 = 1000;
 
 /// The number of bytes that a file of `packed` bytes may unpack to. It is larger than the largest file that is read, so
 /// that even a tiny file may unpack to one of that size.
 fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
-    let max_bytes = packed.saturating_mul(MOST_UNPACKED);
+    let max_bytes = packed.saturating_mul(MAX_RATIO);
     max_bytes.max(worker.options.max_file_bytes.saturating_add(1))
 }
 
-/// A reader that fails if the bytes read exceed its budget.
+/// A reader of unpacked bytes that fails if they exceed its budget.
 struct Unpacked<'a, R> {
-    packed: R,
+    /// The reader that decompresses.
+    decoder: R,
+    /// The bytes that may still be read.
     remaining: u64,
     /// The sums of all inputs; `None` where the bytes are only looked through for names.
     sums: Option<&'a Sums>,
@@ -151,9 +153,9 @@ struct Unpacked<'a, R> {
 
 impl<R: Read> Read for Unpacked<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.packed.read(buffer)?;
+        let read = self.decoder.read(buffer)?;
         self.remaining = self.remaining.checked_sub(read as u64).ok_or_else(|| {
-            io::Error::other(format!("it unpacks to over {MOST_UNPACKED} times its size"))
+            io::Error::other(format!("it unpacks to over {MAX_RATIO} times its size"))
         })?;
         if let Some(sums) = self.sums {
             sums.unpack(read as u64)?;
@@ -211,10 +213,10 @@ fn list(
     let full_stream = io::Cursor::new(&head).chain(reader);
     match Kind::of(&head) {
         Kind::Gzip if depth < MAX_DEPTH => {
-            let (packed, remaining) = (MultiGzDecoder::new(full_stream), budget);
+            let (decoder, remaining) = (MultiGzDecoder::new(full_stream), budget);
             list(
                 &mut Unpacked {
-                    packed,
+                    decoder,
                     remaining,
                     sums: None,
                 },
@@ -225,10 +227,10 @@ fn list(
             )
         }
         Kind::Zstd if depth < MAX_DEPTH => {
-            let (packed, remaining) = (Frames::new(full_stream), budget);
+            let (decoder, remaining) = (Frames::new(full_stream), budget);
             list(
                 &mut Unpacked {
-                    packed,
+                    decoder,
                     remaining,
                     sums: None,
                 },
@@ -266,11 +268,11 @@ fn stream(
     let mut full_stream = io::Cursor::new(&head).chain(&mut *reader);
     match Kind::of(&head) {
         Kind::Gzip if depth < MAX_DEPTH => {
-            let (packed, remaining) = (MultiGzDecoder::new(full_stream), ranks.budget);
+            let (decoder, remaining) = (MultiGzDecoder::new(full_stream), ranks.budget);
             let sums = Some(worker.sums);
             stream(
                 &mut Unpacked {
-                    packed,
+                    decoder,
                     remaining,
                     sums,
                 },
@@ -281,11 +283,11 @@ fn stream(
             )
         }
         Kind::Zstd if depth < MAX_DEPTH => {
-            let (packed, remaining) = (Frames::new(full_stream), ranks.budget);
+            let (decoder, remaining) = (Frames::new(full_stream), ranks.budget);
             let sums = Some(worker.sums);
             stream(
                 &mut Unpacked {
-                    packed,
+                    decoder,
                     remaining,
                     sums,
                 },
@@ -335,8 +337,10 @@ fn plain(
     worker: &mut Worker<'_>,
 ) -> io::Result<()> {
     worker.send(Output::Files(1));
-    if let Some((_, kind)) = FOREIGN.iter().find(|(begins, _)| head.starts_with(begins)) {
-        let reason = format!("{kind} archives are not read; unpack this one, or use tar");
+    if let Some((_, format)) = FOREIGN.iter().find(|(begins, _)| head.starts_with(begins)) {
+        let reason = format!(
+            "{format} files are not read; unpack this one (.tar, .gz and .zst are read as they are)"
+        );
         worker.foreign(name, reason);
         return Ok(());
     }
@@ -344,7 +348,7 @@ fn plain(
     worker.buffer.clear();
     worker.buffer.extend_from_slice(head);
     if log::may_begin(head) {
-        // A text of more than `HELD_TEXT` bytes can only be a log and is read as a stream of any length.
+        // A text of more than `HELD_TEXT` bytes is taken for a log and read as a stream of any length.
         let more = (HELD_TEXT + 1).saturating_sub(head.len() as u64);
         let read = (&mut *reader).take(more).read_to_end(&mut worker.buffer);
         if read.is_ok() && worker.buffer.len() as u64 > HELD_TEXT {
@@ -370,7 +374,7 @@ fn plain(
         worker.buffer.shrink_to(KEPT_BYTES);
         return Err(too_large(max_bytes));
     }
-    // Of a packed file that ends too early, the part that could be unpacked is used.
+    // Of a compressed file that ends too early, the part that could be unpacked is used.
     if let Err(error) = read {
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
@@ -389,8 +393,8 @@ fn plain(
     Ok(())
 }
 
-/// Texts up to this size, bytes, are held in memory, since they may be a report of NCCL's RAS. Longer ones are read as
-/// logs, line by line.
+/// Texts up to this size, bytes, are held in memory, since they may be a report of NCCL's RAS or stacks, which are
+/// recognized and read as a whole. Longer ones are taken for logs and read line by line.
 const HELD_TEXT: u64 = 8 << 20;
 
 /// Reads a log whose beginning is in the worker's buffer and whose rest is in `reader`.
@@ -439,8 +443,8 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     }
 }
 
-/// Reads a ring in an archive. A ring can only be read from a file, so it is copied to a temporary one, which has no
-/// name and so does not outlive this process.
+/// Reads a ring in an archive, in a compressed file or from standard input. A ring can only be read from a file, so it is
+/// copied to a temporary one, which has no name and so does not outlive this process.
 fn ring(
     reader: &mut dyn Read,
     name: &str,
@@ -459,7 +463,7 @@ fn ring(
         Ok(ring) => {
             let mut dump = ring.snapshot();
             // No process locks a copy, so the state of the ring's process is unknown.
-            dump.identity.reason = "ring in an archive".to_owned();
+            dump.identity.reason = "copy of a ring".to_owned();
             worker.send_dump(name, dump, false, rank);
         }
         Err(error) => worker.unusable(name, error),

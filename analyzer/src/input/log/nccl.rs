@@ -151,7 +151,7 @@ fn gloo_sizes(text: &str) -> Option<Event> {
 /// which names no peer.
 ///
 /// The sender logs the line. A message may be shorter than what the receiver has room for. If it is, the older form has
-/// another cause, such as its last two numbers.
+/// another cause, such as a difference between its last two numbers.
 fn sizes(text: &str) -> Option<Event> {
     let here: u64 = number_after(text, "local size ")?;
     let there = number_after(text, "remote size ").or_else(|| number_after(text, " remote "))?;

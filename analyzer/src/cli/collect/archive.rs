@@ -34,7 +34,8 @@ pub(super) struct Manifest {
     pub(super) files: Vec<Member>,
     /// Files, folders, hosts and ranks that should be in the archive, with the reason why they are not.
     pub(super) absent: Vec<Absence>,
-    /// The number of other files in the folders, which hold no records.
+    /// The number of other files in the folders: those that are no dump, ring, summary or RAS report. Compressed files
+    /// and archives count here, too.
     pub(super) left_out: u64,
 }
 

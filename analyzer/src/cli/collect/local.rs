@@ -23,7 +23,7 @@ const MAX_FILE: u64 = 1 << 30;
 enum Origin {
     /// The user named the file: it is taken without a check.
     Named,
-    /// The file is in a folder that the user named: it is taken if it is a record.
+    /// The file is in a folder that the user named: it is taken if it is a record, and a ring is taken as a dump.
     Found,
 }
 
@@ -70,6 +70,9 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Vec<S
         meter.show(done, total);
         match read(&path) {
             Err(error) => archive.add_absence(absent(&path, error.to_string())),
+            Ok((content, _)) if origin == Origin::Found && RingReader::begins(&content) => {
+                add_ring(&host, &path, archive)?;
+            }
             Ok((content, modified)) => {
                 let is_record = rsum::begins(&content)
                     || RasReport::parse(&content).is_some()
@@ -85,8 +88,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Vec<S
     Ok(notes)
 }
 
-/// Adds the rings as dumps: a plain copy of a ring in use could be inconsistent. Fails if the directory cannot be
-/// listed, or if the archive cannot be written.
+/// Adds the rings as dumps. Fails if the directory cannot be listed, or if the archive cannot be written.
 pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<(), Failure> {
     let host = this_host();
     let listings = rings::find(place)?;
@@ -98,16 +100,22 @@ pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<
     let (meter, total) = (Meter::new("gathering", "rings"), listings.len());
     for (done, listing) in listings.into_iter().enumerate() {
         meter.show(done, total);
-        match RingReader::attach(&listing.path).and_then(|ring| ring.read()) {
-            Err(error) => {
-                let path = listing.path.display().to_string();
-                archive.add_absence(Absence::path(&host, &path, error.to_string()));
-            }
-            Ok(dump) => {
-                let taken_ns = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);
-                let content = dump.to_pickle();
-                archive.add(&host, &listing.path, taken_ns / 1_000_000_000, &content)?;
-            }
+        add_ring(&host, &listing.path, archive)?;
+    }
+    Ok(())
+}
+
+/// Adds a ring as a dump: a plain copy of a ring in use could be inconsistent. A ring that cannot be read is absent.
+/// Fails if the archive cannot be written.
+fn add_ring(host: &str, path: &Path, archive: &mut Archive) -> Result<(), Failure> {
+    match RingReader::attach(path).and_then(|ring| ring.read()) {
+        Err(error) => {
+            let reason = error.to_string();
+            archive.add_absence(Absence::path(host, &path.display().to_string(), reason));
+        }
+        Ok(dump) => {
+            let taken_ns = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);
+            archive.add(host, path, taken_ns / 1_000_000_000, &dump.to_pickle())?;
         }
     }
     Ok(())

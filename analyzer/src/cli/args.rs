@@ -425,7 +425,7 @@ pub(crate) enum RingsAction {
     RemoveStale(RemoveStaleArgs),
 }
 
-/// Which rings.
+/// The rings that are meant.
 #[derive(Debug, Args)]
 pub(crate) struct RingPlace {
     /// Where the rings are [default: /dev/shm/rcomm-UID].

@@ -1,9 +1,8 @@
-//! The errors that end a command, with messages and exit codes.
+//! The errors that end a command, with messages and hints.
 
 use rcomm_analyzer::format::{bytes, duration_ms, printable};
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 /// Why a command failed.
@@ -92,30 +91,6 @@ impl Failure {
             | Self::DumpFile(_)
             | Self::Summarize(_)
             | Self::Write { .. } => None,
-        }
-    }
-
-    /// The exit code, always 2 (inconclusive): a script must not mistake an error for a finding.
-    pub(crate) fn exit_code(&self) -> ExitCode {
-        match self {
-            #[cfg(feature = "tables")]
-            Self::Query(_) => ExitCode::from(2),
-            #[cfg(not(feature = "tables"))]
-            Self::NoTables => ExitCode::from(2),
-            Self::UnknownCode { .. }
-            | Self::Usage { .. }
-            | Self::Read { .. }
-            | Self::Find(_)
-            | Self::NoKey(_)
-            | Self::MemoryLimit { .. }
-            | Self::NothingArrived { .. }
-            | Self::NothingToCompare { .. }
-            | Self::Ring(_)
-            | Self::NoRing { .. }
-            | Self::SeveralRings { .. }
-            | Self::DumpFile(_)
-            | Self::Summarize(_)
-            | Self::Write { .. } => ExitCode::from(2),
         }
     }
 

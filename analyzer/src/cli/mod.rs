@@ -41,7 +41,8 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     let color = cli.color.into();
     run(cli).unwrap_or_else(|failure| {
         failure.show(color);
-        failure.exit_code()
+        // Inconclusive: a script must not mistake an error for a finding.
+        ExitCode::from(2)
     })
 }
 

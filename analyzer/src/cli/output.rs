@@ -90,14 +90,20 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         .prefix(name)
         .suffix(PARTIAL)
         .tempfile_in(folder)
-        // The error has no path: the temporary file's name means nothing to the user.
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => io::Error::other("its folder does not exist"),
-            kind => io::Error::from(kind),
+            kind => io::Error::new(kind, without_path(&error)),
         })?;
     // Where files cannot be locked, none counts as abandoned.
     let _ = partial.as_file().try_lock();
     Ok(partial)
+}
+
+/// The text of an error of `tempfile` without the path of the temporary file, which means nothing to the user.
+fn without_path(error: &io::Error) -> String {
+    let text = error.to_string();
+    let end = text.find(" at path ").unwrap_or(text.len());
+    text[..end].to_owned()
 }
 
 /// Removes the temporary files that killed processes left for this name. Errors are ignored: such a file does no harm.
@@ -142,6 +148,24 @@ pub(crate) fn page_width() -> usize {
 mod tests {
     use super::*;
     use std::time::SystemTime;
+
+    #[test]
+    fn error_states_why_a_file_cannot_be_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let reason = |name: &str| {
+            partial_file(&folder.path().join(name))
+                .unwrap_err()
+                .to_string()
+        };
+        let long = reason(&"x".repeat(300));
+        assert!(long.starts_with("File name too long"), "{long}");
+        assert!(!long.contains("xxx"), "{long}");
+        assert_eq!(reason("none/job.tar"), "its folder does not exist");
+        let a_file = folder.path().join("file");
+        fs::write(&a_file, "").unwrap();
+        let below = reason("file/job.tar");
+        assert!(below.starts_with("Not a directory"), "{below}");
+    }
 
     #[test]
     fn only_abandoned_temporary_files_of_the_output_are_removed() {

@@ -5,7 +5,7 @@ use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
 use crate::cli::progress::Meter;
 use anstream::{AutoStream, ColorChoice};
-use rcomm_analyzer::format::{bytes, count};
+use rcomm_analyzer::format::{bytes, count, printable};
 use rcomm_analyzer::load::{self, LoadOptions, Loaded, Progress};
 use rcomm_analyzer::rsum::{SummarizeError, Writer};
 use rcomm_analyzer::{Code, Problem};
@@ -55,11 +55,8 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
         writeln!(stderr, "wrote nothing: {dumps} from {files}")
     };
     for problem in loaded.problems.iter().take(MAX_SHOWN) {
-        let _ = writeln!(
-            stderr,
-            "{}  {}: {}",
-            problem.code, problem.path, problem.sentence
-        );
+        let text = format!("{}  {}: {}", problem.code, problem.path, problem.sentence);
+        let _ = writeln!(stderr, "{}", printable(&text));
     }
     let more = loaded.problems.len().saturating_sub(MAX_SHOWN);
     if more > 0 {

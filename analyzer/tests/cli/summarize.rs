@@ -208,3 +208,19 @@ fn the_slurm_script_names_the_culprit() {
     );
     assert!(out.join("report.html").is_file());
 }
+
+#[test]
+fn control_characters_of_a_path_do_not_reach_the_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let [node, _] = make_nodes(dir.path());
+    fs::write(node.join("ra\u{1b}[2Jnk_9"), "no record").unwrap();
+    let output = dir.path().join("0.rsum");
+    let [node, output] = [&node, &output].map(|path| path.to_str().unwrap());
+    let packed = run(&["summarize", "--color", "always", node, "-o", output]);
+    let problem = packed.stderr.lines().find(|line| line.contains("nk_9"));
+    assert!(
+        problem.is_some_and(|line| !line.contains('\u{1b}')),
+        "{}",
+        packed.stderr
+    );
+}

@@ -73,13 +73,18 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     let _ = writeln!(stderr, "{}", manifest.format_summary(&args.output));
     // At most 20 absences are printed; the manifest lists all.
     for absence in manifest.absent.iter().take(20) {
-        let _ = writeln!(stderr, "absent: {}", absence.format());
+        let _ = writeln!(stderr, "absent: {}", printable(&absence.format()));
     }
     if let Some(rest) = manifest.absent.len().checked_sub(21) {
         let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);
     }
     for Place { ranks, place } in asked.places.iter().take(10) {
-        let _ = writeln!(stderr, "now: {} in {place}", format_ranks(ranks));
+        let _ = writeln!(
+            stderr,
+            "now: {} in {}",
+            format_ranks(ranks),
+            printable(place)
+        );
     }
     for note in unfollowed.iter().chain(&asked.notes) {
         let _ = writeln!(stderr, "note: {}", printable(note));

@@ -325,8 +325,9 @@ impl Search {
             let snapshot = if rings.alive > 0 { "--snapshot " } else { "" };
             self.records.push(Records {
                 description: format!(
-                    "{} of job {job}, {} alive",
+                    "{} of job {}, {} alive",
                     count(rings.count as u64, "ring"),
+                    printable(&job),
                     match rings.alive {
                         1 => "1 process".to_owned(),
                         alive => format!("{alive} processes"),

@@ -4,6 +4,9 @@ mod clusters;
 pub(crate) mod running;
 
 use crate::program::{Run, rcomm_fr, run};
+use crate::rings::record_operations;
+use rcomm_recorder::model::OpType;
+use rcomm_recorder::publish::DumpReader;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -117,6 +120,39 @@ fn what_is_missing_is_named_and_the_rest_is_kept() {
         collected.stderr.contains("absent: "),
         "{}",
         collected.stderr
+    );
+}
+
+#[test]
+fn rings_in_a_folder_are_taken_as_dumps() {
+    let dir = tempfile::tempdir().unwrap();
+    let rings = dir.path().join("rings");
+    let recorders =
+        [0, 1].map(|rank| record_operations(&rings, "job", rank, (OpType::AllReduce, "sum"), 2));
+    let archive = dir.path().join("job.rcap");
+    let collected = collect(&archive, &[rings.to_str().unwrap()]);
+    assert_eq!(collected.code, Some(0), "{}", collected.stderr);
+    let (members, manifest) = read_archive(&archive);
+    assert_eq!((members.len(), &manifest["left_out"]), (2, &Value::from(0)));
+    for (name, content) in &members {
+        assert!(DumpReader::new().read(content).is_ok(), "{name}");
+    }
+    drop(recorders);
+}
+
+#[test]
+fn control_characters_of_a_path_do_not_reach_the_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = dir.path().join("job.rcap");
+    let gone = dir.path().join("go\u{1b}[2Jne");
+    let collected = collect(&archive, &["--color", "always", gone.to_str().unwrap()]);
+    let absent = collected
+        .stderr
+        .lines()
+        .find(|line| line.contains("absent: "));
+    assert!(
+        absent.is_some_and(|line| !line.contains('\u{1b}')),
+        "{absent:?}"
     );
 }
 

@@ -130,7 +130,10 @@ fn unusable_answers_of_a_collector_are_errors_with_their_reason() {
     let text = String::from_utf8_lossy(report).replace("rcomm.report/1", "rcomm.report/9");
     *report = text.into_bytes();
     for (answers, part) in [
-        (refused, "--token"),
+        (
+            refused,
+            "it requires a token; pass the collector's token with --token",
+        ),
         (not_ready, "not read its sources yet"),
         (no_collector, "is invalid"),
         (newer, "rcomm.report/9"),

@@ -9,10 +9,10 @@ use std::str::FromStr;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// A host, by name or number, and a port: `n001:29500`, `[::1]:29500`.
+/// A host, by name or IP address, and a port: `n001:29500`, `[::1]:29500`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostPort {
-    /// Name or number, without brackets.
+    /// Name or IP address, without brackets.
     pub host: String,
     /// The port.
     pub port: u16,

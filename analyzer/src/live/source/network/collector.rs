@@ -119,9 +119,15 @@ impl CollectorSource {
                 what: format!("{place} serves no records"),
                 hint: "only its report is shown".into(),
             }),
-            401 | 403 => Err(unusable(
-                "it refused the token; pass the collector's token with --token".into(),
-            )),
+            401 | 403 => {
+                let why = match self.token {
+                    Some(_) => "it refused the token",
+                    None => "it requires a token",
+                };
+                Err(unusable(format!(
+                    "{why}; pass the collector's token with --token"
+                )))
+            }
             503 => Err(unusable("it has not read its sources yet".into())),
             status => Err(unusable(format!(
                 "it answered {path} with HTTP status {status}"

@@ -98,7 +98,7 @@ fn ask(stream: &mut BufReader<Timed>, line: &str) -> io::Result<String> {
     let mut reply = Vec::new();
     stream.take(MOST_LINE).read_until(b'\n', &mut reply)?;
     if reply.last() != Some(&b'\n') {
-        let text = "it closed, or sent an endless line: is it NCCL's RAS?";
+        let text = "it closed the connection, or sent a line without an end: is it NCCL's RAS?";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     Ok(String::from_utf8_lossy(&reply).trim().to_owned())

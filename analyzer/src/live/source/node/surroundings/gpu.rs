@@ -35,7 +35,7 @@ const TROUBLES: [&str; 5] = [
 const THROTTLES: [(u64, &str); 4] = [
     (0x08, "slowed down by the hardware"),
     (0x20, "slowed down by its temperature"),
-    (0x40, "slowed down by its temperature, by the hardware"),
+    (0x40, "slowed down by the hardware for its temperature"),
     (0x80, "slowed down by its power supply"),
 ];
 /// At most this many bytes of an answer are read.

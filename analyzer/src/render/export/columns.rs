@@ -3,6 +3,7 @@
 //!
 //! Numbers are signed because queries subtract them; a value above `i64::MAX` becomes `i64::MAX`.
 
+use crate::render::state_name;
 use rcomm_recorder::model::{Entry, EntryState, Peer, ProcessGroupInfo, Rank, Signature};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::Report;
@@ -147,15 +148,6 @@ fn recorded_time(ns: i64) -> Option<i64> {
 /// A text; null if it is empty, which means that it was not recorded.
 fn non_empty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn state_name(state: EntryState) -> &'static str {
-    match state {
-        EntryState::Scheduled => "scheduled",
-        EntryState::Started => "started",
-        EntryState::Completed => "completed",
-        EntryState::Failed => "failed",
-    }
 }
 
 /// An operation with its dump.

@@ -2,6 +2,7 @@
 
 use super::Text;
 use crate::render::print::human::failures;
+use crate::render::state_name;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
 use rcomm_verdict::{Finding, Report, Severity};
@@ -172,7 +173,7 @@ fn write_evidence(finding: &Finding, names: &GroupNames, out: &mut dyn Write) ->
             Text(&evidence.op),
             Text(&group),
             evidence.seq,
-            Text(&format!("{:?}", evidence.state).to_lowercase()),
+            state_name(evidence.state),
         )?;
     }
     writeln!(out, "</tbody></table></div></details>")

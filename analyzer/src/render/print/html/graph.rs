@@ -6,7 +6,7 @@
 use super::{Text, cut};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
-use rcomm_verdict::format::{GroupNames, Ranks};
+use rcomm_verdict::format::{GroupNames, Ranks, count};
 use rcomm_verdict::{Finding, Report, Severity, Wait};
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -71,11 +71,8 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
         }
     }
     if roots.len() > MAX_GRAPHS {
-        let rest = roots.len() - MAX_GRAPHS;
-        writeln!(
-            out,
-            "<p class=\"small\">{rest} more root findings have no picture here.</p>"
-        )?;
+        let rest = count((roots.len() - MAX_GRAPHS) as u64, "more root finding");
+        writeln!(out, "<p class=\"small\">Not shown here: {rest}.</p>")?;
     }
     writeln!(out, "</section>")
 }

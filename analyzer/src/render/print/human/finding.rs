@@ -2,8 +2,10 @@
 
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
-use rcomm_recorder::model::EntryState;
-use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
+use crate::render::state_name;
+use rcomm_verdict::format::{
+    GroupNames, Ranks, count, counter, format_frame, format_place, group_label,
+};
 use rcomm_verdict::{Evidence, Finding, FrameRef, LogLine, Report, Severity};
 use std::io;
 
@@ -130,12 +132,7 @@ fn format_log(finding: &Finding) -> Vec<String> {
 }
 
 fn format_evidence(evidence: &Evidence, names: &GroupNames) -> String {
-    let state = match evidence.state {
-        EntryState::Scheduled => "scheduled",
-        EntryState::Started => "started",
-        EntryState::Completed => "completed",
-        EntryState::Failed => "failed",
-    };
+    let state = state_name(evidence.state);
     let call = match &evidence.group {
         Some(group) => names.operation(&evidence.op, evidence.seq, group),
         None => format!("{} #{}", evidence.op, evidence.seq),
@@ -183,8 +180,8 @@ fn write_consequences(
     }
     if consequences.len() > shown {
         let text = format!(
-            "and {} more consequences; --verbose shows all",
-            consequences.len() - shown
+            "and {}; --verbose shows all",
+            count((consequences.len() - shown) as u64, "more consequence")
         );
         page.item("", PLAIN, &text)?;
     }
@@ -198,7 +195,7 @@ fn brief(mut lines: Vec<String>, detail: Detail, noun: &str) -> Vec<String> {
         lines.truncate(BRIEF_LINES);
         lines.push(format!(
             "and {}; --verbose shows all",
-            rcomm_verdict::format::count(rest as u64, &format!("more {noun}"))
+            count(rest as u64, &format!("more {noun}"))
         ));
     }
     lines

@@ -2,6 +2,7 @@
 
 use super::page::{DIM, Detail, Layout, PLAIN, Page};
 use super::tables::table;
+use crate::render::state_name;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::GroupRef;
@@ -122,10 +123,7 @@ fn write_operations(
         let state = match (entry.graph_id, entry.state) {
             // A captured operation runs when its graph is launched, which the record does not show.
             (Some(graph), _) => format!("in graph {graph}"),
-            (None, EntryState::Scheduled) => "scheduled".to_owned(),
-            (None, EntryState::Started) => "started".to_owned(),
-            (None, EntryState::Completed) => "completed".to_owned(),
-            (None, EntryState::Failed) => "failed".to_owned(),
+            (None, state) => state_name(state).to_owned(),
         };
         let call_site = entry
             .stack

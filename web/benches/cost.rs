@@ -16,8 +16,8 @@ use rcomm_web::{Exemplars, Form, SnapshotStore};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
-/// How long each load is measured.
-const WATCHED: Duration = Duration::from_secs(10);
+/// The duration of each measurement.
+const MEASURED: Duration = Duration::from_secs(10);
 
 fn main() {
     scrape();
@@ -119,17 +119,17 @@ fn watch_rings() {
     while store.newest().is_none() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    for (what, pause) in [
-        ("nothing happens", WATCHED),
+    for (what, issue_interval) in [
+        ("nothing happens", None),
         (
             "100 operations a second on each rank",
-            Duration::from_millis(10),
+            Some(Duration::from_millis(10)),
         ),
     ] {
         let (began, before) = (Instant::now(), ticks());
-        while began.elapsed() < WATCHED {
-            std::thread::sleep(pause);
-            if pause < WATCHED {
+        while began.elapsed() < MEASURED {
+            std::thread::sleep(issue_interval.unwrap_or(MEASURED));
+            if issue_interval.is_some() {
                 issue();
             }
         }

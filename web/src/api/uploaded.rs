@@ -91,7 +91,7 @@ impl Uploads {
         let (snapshot, closed) = judged.await.map_err(|_| Refusal::Stopping)?;
         closed.map_err(Refusal::Disk)?;
         let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|error| Refusal::Disk(io::Error::other(error)))?;
+        getrandom::fill(&mut id).map_err(Refusal::NoRandom)?;
         let id = hex(&id);
         let frame = Arc::new(Frame::of(Arc::new(snapshot?)));
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);

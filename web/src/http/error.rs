@@ -48,6 +48,8 @@ pub(crate) enum Refusal {
     TooLarge(u64),
     #[error("the server failed to write to disk: {0}")]
     Disk(std::io::Error),
+    #[error("the system gives no random numbers for the address of the report: {0}")]
+    NoRandom(getrandom::Error),
     #[error("the server is stopping")]
     Stopping,
 }
@@ -63,9 +65,11 @@ impl Refusal {
             Self::NoToken => StatusCode::UNAUTHORIZED,
             Self::UnknownHost(_) => StatusCode::MISDIRECTED_REQUEST,
             Self::ForeignOrigin(_) => StatusCode::FORBIDDEN,
-            Self::NotYet | Self::Stopping | Self::ManyJobs(_) | Self::Thread(_) => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::NotYet
+            | Self::Stopping
+            | Self::ManyJobs(_)
+            | Self::Thread(_)
+            | Self::NoRandom(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::NoRoute(_)
             | Self::NoGroup(_)
             | Self::NoSnapshot(_)

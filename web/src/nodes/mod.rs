@@ -121,7 +121,7 @@ fn query_node(
     for question in records.questions() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err("it was not queried: the time-out of the round is over".into());
+            return Err("it was not queried: the time-out of the poll is over".into());
         }
         let mut request = agent
             .get(format!("{}/api/v1/records", url.trim_end_matches('/')))

@@ -32,7 +32,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Interval between two exports of what is new in the newest snapshot.
-const ROUND: Duration = Duration::from_millis(250);
+const ROUND_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Numbers of exported and of dropped items, by signal.
 #[derive(Debug, Default)]
@@ -87,7 +87,7 @@ impl Telemetry {
                     let stopped = stop.stopped.lock().unwrap_or_else(PoisonError::into_inner);
                     let wait = stop
                         .wake
-                        .wait_timeout_while(stopped, ROUND, |stopped| !*stopped);
+                        .wait_timeout_while(stopped, ROUND_INTERVAL, |stopped| !*stopped);
                     *wait.unwrap_or_else(PoisonError::into_inner).0
                 };
                 while !stopped_after_round(&stopping) {

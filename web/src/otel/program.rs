@@ -28,7 +28,7 @@ use tracing_opentelemetry::get_otel_context;
 use tracing_subscriber::layer::{self, Layer};
 
 /// Interval between two reads of the ring.
-const ROUND: Duration = Duration::from_millis(250);
+const ROUND_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of visits kept per thread until their operations have ended; the oldest is dropped first.
 const MAX_VISITS: usize = 16 * 1024;
 
@@ -236,7 +236,7 @@ struct SpanMaker<T> {
 impl<T: Tracer> SpanMaker<T> {
     fn run(&mut self, stopped: &Receiver<()>) {
         loop {
-            let received = stopped.recv_timeout(ROUND);
+            let received = stopped.recv_timeout(ROUND_INTERVAL);
             self.round();
             if received != Err(RecvTimeoutError::Timeout) {
                 return;

@@ -41,7 +41,7 @@ use tokio_rustls::rustls::{ServerConfig, crypto};
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Interval between two removals of jobs that clients no longer request.
-const ROUND: Duration = Duration::from_secs(20);
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(20);
 
 /// A certificate and its key.
 #[derive(Clone)]
@@ -186,12 +186,12 @@ impl Server {
         let places = Places::new(limits.connections, limits.strangers_per_host);
         let (stop_sender, stop_receiver) = watch::channel(false);
         let mut connections = JoinSet::new();
-        let mut rounds = tokio::time::interval(ROUND);
+        let mut removals = tokio::time::interval(REMOVAL_INTERVAL);
         tokio::pin!(stop);
         loop {
             let accepted = tokio::select! {
                 () = &mut stop => break,
-                _ = rounds.tick() => {
+                _ = removals.tick() => {
                     if let Some(jobs) = jobs.clone() {
                         // `forget_idle` may join threads, so its end is not awaited.
                         drop(tokio::task::spawn_blocking(move || jobs.forget_idle()));

@@ -79,13 +79,13 @@ pub(crate) fn ranks_of(runs: &RankRuns) -> impl Iterator<Item = (Rank, RankState
 pub(crate) struct SourceState {
     /// Name of the source.
     pub(crate) name: String,
-    /// Ranks read in the last round.
+    /// Ranks read in the last poll.
     pub(crate) answered: usize,
     /// Ranks known to the source.
     pub(crate) known: usize,
     /// Milliseconds since the last answer of the source; `None` if it never answered.
     pub(crate) silent_for_ms: Option<f64>,
-    /// Error of the last round, if it failed.
+    /// Error of the last poll, if it failed.
     pub(crate) error: Option<String>,
     /// What is left of the records of a job that is over; `None` before, and if unknown.
     pub(crate) remains: Option<String>,

@@ -172,6 +172,22 @@ fn a_client_with_an_unfinished_request_is_dropped_and_others_are_served() {
 }
 
 #[test]
+fn a_server_may_give_its_clients_unlimited_time() {
+    let limits = StoreLimits {
+        proof_time: Duration::MAX,
+        request_time: Duration::MAX,
+        ..StoreLimits::default()
+    };
+    let server = server(&StoreAccess::Open, limits);
+    let request = set(b"/k", b"value");
+    let mut slow = connect_raw(&server, &[&VALIDATE[..], &request[..12]].concat());
+    let store = connect(&server, &StoreAccess::Open).unwrap();
+    assert!(!store.check(&["k"]).unwrap());
+    slow.write_all(&request[12..]).unwrap();
+    assert_eq!(store.get("k", LONG).unwrap(), b"value");
+}
+
+#[test]
 fn a_request_above_a_limit_is_refused_with_the_numbers_and_later_ones_are_served() {
     let limits = StoreLimits {
         stored_bytes: 10_000,

@@ -3,6 +3,7 @@
 
 use super::connection::{Admission, ClientConnection};
 use super::state::ConnectionId;
+use crate::store::limit::after;
 use crate::store::tcp::access::StoreLimits;
 use crate::store::tcp::protocol::Violation;
 use std::collections::{BTreeSet, HashMap};
@@ -77,7 +78,7 @@ impl Quota {
         connection: &mut ClientConnection,
         time: Duration,
     ) {
-        let deadline = Instant::now() + time;
+        let deadline = after(time);
         connection.deadline = Some(deadline);
         self.proofs.insert((deadline, id));
     }
@@ -107,7 +108,7 @@ impl Quota {
                     return Err(Violation::TooManyUnfinished(*count));
                 }
                 *count += 1;
-                let deadline = Instant::now() + self.limits.request_time;
+                let deadline = after(self.limits.request_time);
                 connection.deadline = Some(deadline);
                 self.requests.insert((deadline, id));
             }

@@ -58,46 +58,36 @@ fn a_rank_that_ended_with_all_others_is_not_blamed_because_one_noticed_its_end()
     assert_eq!(report.findings[0].alternatives, [vec![0], vec![1], vec![3]]);
 }
 
+/// The report on two ranks, of which rank 1 lost rank 0 and gave its last sign of life at this time.
+fn judge_two(last: f64, exit: Option<ProcessExit>) -> Report {
+    let failed = [DONE, (1.0, State::Failed(1.21))];
+    let lost = fails(record(1, 2, &failed), FailureKind::PeerGone, &[0], 1.21);
+    let mut lost = dead(lost, last);
+    let status = lost.status.as_mut().expect("the record has a status");
+    status.exit = exit;
+    judge(&[dead(record(0, 2, &WAITS), 1.15), lost], 40.0)
+}
+
 #[test]
 fn a_rank_is_blamed_if_others_outlived_its_end() {
-    let [_, second, third, _] = terminated();
-    let blamed = (Verdict::Crashed, Code::E150, &[1][..]);
-    // The rank that noticed it lived on, or another one did, or it noted an exit of its own.
-    let lived_on = lost(2, &[1], 1.21, 1.5);
-    let harmed = |rank| lost(rank, &[1], 1.22, 1.22);
-    let report = judge(&[harmed(0), second.clone(), lived_on, harmed(3)], 40.0);
-    assert_eq!(root(&report), blamed, "{report:?}");
-    let others_live = dead(record(3, 4, &WAITS), 1.5);
-    let report = judge(
-        &[harmed(0), second.clone(), third.clone(), others_live],
-        40.0,
-    );
-    assert_eq!(root(&report), blamed, "{report:?}");
-    let mut exited = third;
-    let status = exited.status.as_mut().expect("the record has a status");
-    status.exit = Some(ProcessExit {
+    // The rank that noticed it lived on, or noted an exit of its own, or another one lived on.
+    let blamed = (Verdict::Crashed, Code::E150, &[0][..]);
+    assert_eq!(root(&judge_two(1.5, None)), blamed);
+    let exit = ProcessExit {
         time_ns: at(1.22),
         code: 1,
-    });
-    let report = judge(&[harmed(0), second, exited, harmed(3)], 40.0);
-    assert_eq!(root(&report), blamed, "{report:?}");
+    };
+    assert_eq!(root(&judge_two(1.21, Some(exit))), blamed);
+    let [_, second, third, _] = terminated();
+    let lives = dead(record(3, 4, &WAITS), 1.5);
+    let harmed = lost(0, &[1], 1.22, 1.22);
+    let report = judge(&[harmed, second, third, lives], 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
 }
 
 #[test]
 fn of_two_ranks_none_is_said_to_have_ended_first_if_both_ended_at_once() {
-    let dumps = [
-        dead(record(0, 2, &WAITS), 1.15),
-        dead(
-            fails(
-                record(1, 2, &[DONE, (1.0, State::Failed(1.21))]),
-                FailureKind::PeerGone,
-                &[0],
-                1.21,
-            ),
-            1.21,
-        ),
-    ];
-    let report = judge(&dumps, 40.0);
+    let report = judge_two(1.21, None);
     let expected = "the job was over at 13:00:01 UTC: the process of rank 0 ended before others, and one signal may \
                     have ended them all";
     assert_eq!(end(&report), (EndKind::Crashed, expected));

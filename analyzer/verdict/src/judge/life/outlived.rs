@@ -13,6 +13,10 @@ pub(super) struct Outlived {
     named: BTreeSet<Rank>,
     /// Whether an end was outlived that a process suffered from without naming a rank.
     is_any: bool,
+    /// The ranks that suffered from an end.
+    suffering: BTreeSet<Rank>,
+    /// Number of ranks of the job.
+    ranks: usize,
 }
 
 impl Outlived {
@@ -30,6 +34,8 @@ impl Outlived {
         let mut outlived = Self {
             named: BTreeSet::new(),
             is_any: false,
+            suffering: BTreeSet::new(),
+            ranks: aligned.expected.len(),
         };
         for process in gone {
             let ended_itself = process.exit.is_some()
@@ -58,16 +64,23 @@ impl Outlived {
                     });
                     outlived.named.extend(lost);
                 }
-                outlived.is_any |= !is_named
-                    && failed_early(aligned, record)
-                        .is_some_and(|noticed_ns| is_outlived(noticed_ns, None));
+                let failed_ns = failed_early(aligned, record);
+                if is_named || failed_ns.is_some() {
+                    outlived.suffering.insert(process.rank);
+                }
+                outlived.is_any |=
+                    !is_named && failed_ns.is_some_and(|noticed_ns| is_outlived(noticed_ns, None));
             }
         }
         outlived
     }
 
-    /// Whether others outlived the end of this rank's process.
+    /// Whether others outlived the end of this rank's process. So they did if all others, two at least, suffered from it:
+    /// of ranks that one signal ends, hardly all have the time to notice.
     pub(super) fn has(&self, rank: Rank) -> bool {
-        self.is_any || self.named.contains(&rank)
+        let all_suffer = self.ranks > 2
+            && self.suffering.len() + 1 == self.ranks
+            && !self.suffering.contains(&rank);
+        self.is_any || self.named.contains(&rank) || all_suffer
     }
 }

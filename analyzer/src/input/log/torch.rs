@@ -83,14 +83,20 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
 /// The largest number that counts as a number of ranks.
 pub(super) const MOST_RANKS: u32 = 1 << 22;
 
-/// The global rank of a line: the one in its label, or else the one beside the name of the default group, where both
-/// ranks are the same. `None` if there is neither: a bare `[Rank 3]` is the rank within some group of the process.
+/// The global rank of a line: the one in its label, also if that follows other text, as that of a progress bar; or else
+/// the one beside the name of the default group, where both ranks are the same. `None` if there is neither: a bare
+/// `[Rank 3]` is the rank within some group of the process.
 fn rank_of(line: &Line<'_>) -> Option<Rank> {
+    let label_within = || {
+        let (_, rest) = line.text.split_once("[rank")?;
+        let (rank, rest) = leading_number(rest)?;
+        rest.starts_with("]:[").then_some(rank)
+    };
     let of_world = || {
         let (group, rank) = prefix_of(line.text)?;
         (group == "0" || group.contains("default_pg")).then_some(rank)
     };
-    line.label.rank.or_else(of_world)
+    line.label.rank.or_else(label_within).or_else(of_world)
 }
 
 /// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]`, `[PG GUID 2 Rank 0]` or `[PG 0 (default_pg) Rank 0]`.

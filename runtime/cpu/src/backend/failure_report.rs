@@ -5,7 +5,7 @@ use super::note::Note;
 use crate::channels::{Sockets, cut};
 use crate::mesh::links::is_abort;
 use crate::mesh::{Mesh, PeerState};
-use crate::transport::shm::CloseGuard;
+use crate::transport::shm::{Awaited, CloseGuard};
 use crate::wait::{Failure, Interrupted, Stop, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::store::{Store, StoreQuery};
@@ -73,12 +73,7 @@ impl CpuGroup {
         // A collective that ends on this rank after this point fails, as the note says, unless all ranks share memory.
         let note = Note::new(self.sequencer.give_up(), &error, own_rank);
         let publish = move |store: &dyn Store| note.publish(store, own_rank);
-        let mut peers = self.waiting_peers();
-        let failure = error.failure(own_rank);
-        if failure.kind == FailureKind::Timeout {
-            peers.awaited = failure.ranks;
-        }
-        let store = self.store.clone();
+        let (store, peers) = (self.store.clone(), self.waiting_peers());
         let (refused, is_refused) = channel();
         let publish = move || {
             let published = StoreQuery::ask_within(&store, NOTE_TIME, publish);
@@ -128,8 +123,18 @@ impl CpuGroup {
             group: self.wire_id,
             sockets: self.sockets.clone(),
             close_guard: self.close_guard.clone(),
-            awaited: Vec::new(),
+            awaited: self.awaited(),
         }
+    }
+
+    /// For whom a rank had waited until its time-out, if the group has failed because of that.
+    fn awaited(&self) -> Option<Awaited> {
+        let failure = self.stop.reason()?.failure(self.mesh.rank());
+        (failure.kind == FailureKind::Timeout).then(|| Awaited {
+            by: failure.seen_by,
+            count: failure.rank_count as usize,
+            ranks: failure.ranks,
+        })
     }
 
     /// Returns the error for a failure of an operation. Does not stop the group.
@@ -143,13 +148,7 @@ impl CpuGroup {
                 ErrorKind::Timeout,
                 "the operation did not end before its deadline",
             ),
-            Failure::Late(ranks) => {
-                let message = format!(
-                    "waited for {} until the deadline",
-                    text::ranks(&ranks, MAX_RANKS)
-                );
-                Error::new(ErrorKind::Timeout, message).with_ranks(&ranks)
-            }
+            Failure::Late(ranks) => late_error(&ranks, ranks.len()),
             Failure::Interrupted(Interrupted::Stopped(reason)) => reason,
             Failure::Gone(rank, cause) => self.explain_gone(rank, cause),
             Failure::GivenUp { rank, absent } => self.explain_given_up(rank, &absent),
@@ -249,16 +248,12 @@ impl CpuGroup {
         }
     }
 
-    /// The error of a rank that shares memory with this one and left the group after it had waited for others until its
-    /// time-out; `None` if the memory does not say so. The store may not have that rank's note, or may not reply.
+    /// The error of a rank that shares memory with this one and left the group after a time-out; `None` if the memory does
+    /// not say so. The store may not have that rank's note, or may not reply.
     fn waited_before_it_left(&self, rank: Rank) -> Option<Error> {
-        let awaited = self.close_guard.as_ref()?.awaited_by(rank);
-        let late = (!awaited.is_empty()).then(|| self.explain(Failure::Late(awaited)))?;
-        Some(Error::from_note(
-            &late.to_note(rank),
-            rank,
-            self.mesh.rank(),
-        ))
+        let Awaited { by, ranks, count } = self.close_guard.as_ref()?.awaited_by(rank)?;
+        let note = late_error(&ranks, count).to_note(by);
+        Some(Error::from_note(&note, rank, self.mesh.rank()))
     }
 
     /// The error of a channel to `rank` that ended for no reason that is known.
@@ -351,14 +346,26 @@ impl CpuGroup {
     }
 }
 
+/// The error of a rank that waited for this many others, of which `ranks` are the first, until its deadline.
+fn late_error(ranks: &[Rank], count: usize) -> Error {
+    let more = match count.saturating_sub(ranks.len()) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let message = format!(
+        "waited for {}{more} until the deadline",
+        text::ranks(ranks, MAX_RANKS)
+    );
+    Error::new(ErrorKind::Timeout, message).with_ranks(ranks)
+}
+
 /// The ranks that wait for this one in a group.
 struct WaitingPeers {
     mesh: Arc<Mesh>,
     group: u64,
     sockets: Sockets,
     close_guard: Option<Arc<CloseGuard>>,
-    /// The ranks for which this one has waited until its time-out; empty after any other failure.
-    awaited: Vec<Rank>,
+    awaited: Option<Awaited>,
 }
 
 impl WaitingPeers {
@@ -372,7 +379,7 @@ impl WaitingPeers {
     fn release(&self) {
         cut(&self.sockets);
         if let Some(close_guard) = &self.close_guard {
-            close_guard.leave(&self.awaited);
+            close_guard.leave(self.awaited.as_ref());
         }
     }
 }
@@ -393,5 +400,21 @@ fn with_cause(error: Error, cause: Option<io::Error>) -> Error {
     match cause {
         Some(cause) => error.with_source(cause),
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_are_not_listed_are_counted() {
+        let all = late_error(&[1, 2], 2).to_string();
+        assert_eq!(all, "waited for ranks 1, 2 until the deadline");
+        let first = late_error(&[1, 2], 40).to_string();
+        assert_eq!(
+            first,
+            "waited for ranks 1, 2 and 38 more until the deadline"
+        );
     }
 }

@@ -31,6 +31,7 @@
 
 mod agreement;
 mod area;
+mod close_guard;
 mod error;
 #[allow(unsafe_code)]
 mod mapping;
@@ -42,7 +43,8 @@ mod shm_exchange;
 mod stream;
 
 pub(crate) use area::{INLINE, SLOT};
+pub(crate) use close_guard::{Awaited, CloseGuard};
 pub(crate) use error::ShmExchangeError;
 pub(crate) use segment::Segment;
-pub(crate) use shm_exchange::{CloseGuard, ShmExchange, Slots, Streams, Traffic};
+pub(crate) use shm_exchange::{ShmExchange, Slots, Streams, Traffic};
 pub(crate) use stream::{Found, ShmStream, StreamView, Waits};

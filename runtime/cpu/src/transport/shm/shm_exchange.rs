@@ -5,6 +5,7 @@ use super::area::{
     CONTROL, FETCHED, INLINE, LINE, PAGE, SLOT, SMALL, align, area_len, pair_of, ring_len,
     rings_len, round_offset, shm_exchange_len, slots_len,
 };
+use super::close_guard::{CloseGuard, MAX_AWAITED};
 use super::error::ShmExchangeError;
 use super::mapping::{Mapping, wake};
 use super::outcome::{Outcome, Vote};
@@ -23,7 +24,7 @@ use std::time::Duration;
 /// Offset of the group's decision on a phase that is given up: on a cache line of the first rank that holds nothing
 /// else that is written.
 const OUTCOME: usize = 3 * LINE + 64;
-const _: () = assert!(3 * LINE + 4 * (2 + MAX_AWAITED) <= OUTCOME);
+const _: () = assert!(3 * LINE + 4 * (3 + MAX_AWAITED) <= OUTCOME);
 
 /// Which ranks write slots in the phases of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -537,61 +538,5 @@ impl Drop for ShmExchange {
             self.segment
                 .free_area(self.place, area_len(self.ranks.len()));
         }
-    }
-}
-
-/// The most awaited ranks that a rank leaves on the exchange area.
-const MAX_AWAITED: usize = 12;
-
-/// Announces on an exchange area that this rank leaves the group, even while a thread of the rank waits in a phase.
-pub(crate) struct CloseGuard {
-    control: Mapping,
-    rank: usize,
-    ranks: Arc<[Rank]>,
-}
-
-impl CloseGuard {
-    /// Ends the waits of other ranks for phases that this rank has not published. `awaited` holds the ranks of the world
-    /// for which this rank waited until its time-out; empty if it leaves for another reason. The first call counts.
-    pub(crate) fn leave(&self, awaited: &[Rank]) {
-        let left = self.left(self.rank, 0);
-        if left.load(Ordering::Acquire) == 0 {
-            let words = 2..2 + MAX_AWAITED;
-            for (word, rank) in words.zip(awaited) {
-                self.left(self.rank, word).store(*rank, Ordering::Relaxed);
-            }
-            let count = awaited.len().min(MAX_AWAITED) as u32;
-            self.left(self.rank, 1).store(count, Ordering::Relaxed);
-        }
-        left.store(1, Ordering::Release);
-        for parity in 0..2 {
-            wake(self.control.word(self.rank * CONTROL + parity * LINE));
-        }
-    }
-
-    /// Whether the rank with the index `rank` in the exchange area has announced that it leaves the group.
-    #[inline]
-    pub(crate) fn has_left(&self, rank: usize) -> bool {
-        self.left(rank, 0).load(Ordering::Acquire) != 0
-    }
-
-    /// The ranks for which `rank`, a rank of the world, had waited until its time-out when it left the group; empty if it
-    /// has not left, left for another reason, or is on another host.
-    pub(crate) fn awaited_by(&self, rank: Rank) -> Vec<Rank> {
-        let index = self.ranks.iter().position(|&member| member == rank);
-        let Some(index) = index.filter(|&index| self.has_left(index)) else {
-            return Vec::new();
-        };
-        let count = self.left(index, 1).load(Ordering::Relaxed) as usize;
-        let words = 2..2 + count.min(MAX_AWAITED);
-        words
-            .map(|word| self.left(index, word).load(Ordering::Relaxed))
-            .collect()
-    }
-
-    /// A word of what a rank has announced: 0 is not zero once it has left, 1 holds the number of awaited ranks, and the
-    /// next hold these ranks.
-    fn left(&self, rank: usize, word: usize) -> &AtomicU32 {
-        self.control.word(rank * CONTROL + 3 * LINE + 4 * word)
     }
 }

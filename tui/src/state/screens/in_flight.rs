@@ -105,9 +105,9 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
     )
 }
 
-/// Whether ranks wait in the operation, or it has failed, in a job that hangs or differs (`hangs`).
+/// Whether the operation has failed, or ranks wait in it in a job that hangs or differs (`hangs`).
 fn is_problem(instance: &InstanceReport, hangs: bool) -> bool {
-    hangs && (instance.is_blocked() || instance.state == InstanceState::Failed)
+    instance.state == InstanceState::Failed || hangs && instance.is_blocked()
 }
 
 /// The number of ranks that an operation is complete with: the group's members or, of a message, its two ends.

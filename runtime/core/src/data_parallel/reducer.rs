@@ -219,8 +219,9 @@ impl<T: Gradient> Reducer<T> {
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this step;
-    /// otherwise the error of the hook or the group.
+    /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this step,
+    /// or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); otherwise the error of
+    /// the hook or the group.
     pub fn mark_ready(&mut self, parameter: usize) -> Result<()> {
         self.check_dense(parameter)?;
         if self.step.states[parameter] == GradientState::Absent {
@@ -270,7 +271,8 @@ impl<T: Gradient> Reducer<T> {
     ///
     /// # Errors
     /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
-    /// shape; in these cases nothing was sent. Otherwise the error of the hook or the group.
+    /// shape, or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); in these cases
+    /// nothing was sent. Otherwise the error of the hook or the group.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.accumulate(parameter, gradient)?;
         self.mark_ready(parameter)

@@ -1,6 +1,6 @@
 //! Tests verdicts on dumps of a part of the ranks: what the others did is not known.
 
-use crate::job::{State, alive, at, closed, record};
+use crate::job::{State, alive, at, closed, dead, record};
 use rcomm_recorder::model::{EntryState, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
 use rcomm_verdict::{Analysis, Code, Finding, Policy, Problem, Severity, Verdict, analyze};
@@ -300,4 +300,25 @@ fn a_process_that_is_left_over_of_an_older_job_does_not_hide_the_dumps_of_a_late
     let report = judge(left(200.0));
     let mut problems = report.problems.iter();
     assert!(problems.any(|problem| problem.sentence.contains("of job hung")));
+}
+
+#[test]
+fn a_smaller_job_that_ran_on_a_host_of_a_living_one_is_not_judged_in_its_place() {
+    let of_job = |mut dump: Dump, job: &str, begun: f64| {
+        dump.identity.job = job.to_owned();
+        dump.identity.begun_ns = at(begun);
+        dump
+    };
+    // The other seven ranks are on other hosts.
+    let waits = [(50.0, State::Done(50.1)), (51.0, State::Pending)];
+    let lives = of_job(alive(record(0, 8, &waits), 300.0), "large", 0.0);
+    let test = (0..2).map(|rank| {
+        let waits = [(210.0, State::Done(210.1)), (211.0, State::Pending)];
+        of_job(dead(record(rank, 2, &waits), 212.0), "test", 200.0)
+    });
+    let dumps: Vec<Dump> = test.chain([lives]).collect();
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(report.input.ranks_expected, 8);
+    let mut problems = report.problems.iter();
+    assert!(problems.any(|problem| problem.sentence.contains("of job test")));
 }

@@ -104,9 +104,12 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     let last_ns = jobs.values().map(|job| job.left_ns).max().unwrap_or(0);
     // A rank that has died leaves no dump, so the job that hangs may have fewer.
     let is_whole = |job: &Job| job.ranks > 0 && job.members.len() * 2 > job.ranks as usize;
-    // A process may be left over of a job after which another began.
+    // A process may be left over of a job after which another began. A smaller one may have run beside it: it does not
+    // show that the other hosts of the larger one are free.
     let is_left_over = |job: &Job| {
-        let is_later = |other: &Job| is_whole(other) && other.begun_ns > job.begun_ns;
+        let is_later = |other: &Job| {
+            is_whole(other) && other.begun_ns > job.begun_ns && other.ranks >= job.ranks
+        };
         let is_one = job.members.len() == 1 && !is_whole(job) && job.begun_ns > 0;
         is_one && jobs.values().any(is_later)
     };

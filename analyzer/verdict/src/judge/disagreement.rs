@@ -428,8 +428,8 @@ fn past_votes(
 }
 
 /// Whether a part that is not right according to the group's past took a branch of the program for the first time: its
-/// call never came before, and it comes from another line, or the calls that follow are shifted or in another order.
-/// The past does not show then whether the branch was due, as an evaluation after some steps is.
+/// call never came before, and it comes from a line that none before came from, or the calls that follow are shifted or
+/// in another order. The past does not show then whether the branch was due, as an evaluation after some steps is.
 fn is_new_branch(aligned: &Aligned<'_>, disagreement: &Disagreement) -> bool {
     let ops = |record: RecordIx| {
         let mut lanes = aligned.lanes[record].iter();
@@ -441,15 +441,13 @@ fn is_new_branch(aligned: &Aligned<'_>, disagreement: &Disagreement) -> bool {
             op(&lane.collectives[index]),
         ))
     };
-    let Some((_, right)) = ops(disagreement.parts[0].records[0]) else {
-        return false;
-    };
     disagreement.parts.iter().skip(1).any(|part| {
         let record = part.records[0];
         let Some((mut past, op)) = ops(record) else {
             return false;
         };
-        let is_elsewhere = op.stack != NONE && right.stack != NONE && op.stack != right.stack;
+        // Ranks may come to one call by callers of their own: a line is new only among the rank's own.
+        let is_elsewhere = op.stack != NONE && past.clone().all(|before| before.stack != op.stack);
         let calls = &aligned.shared.calls;
         past.all(|before| calls.difference(before.call, part.call).is_some())
             && (is_elsewhere || shift(aligned, disagreement, record) != Shift::None)

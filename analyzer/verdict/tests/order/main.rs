@@ -309,13 +309,10 @@ fn a_job_with_an_operation_that_only_its_groups_status_shows_is_not_called_healt
     assert_eq!(report.verdict, Verdict::Healthy);
 }
 
-/// Two ranks that run the same program: three all_reduces from line 300 in each step, and from line 310, or `other`, one
-/// of another size after the second step. Rank 0 leaves that one out, and it is the first that does not end.
-fn with_a_new_call(other: u32) -> Vec<Dump> {
-    let step = [300; 3];
-    let usual = [&step[..], &step, &step].concat();
-    let more = [&step[..], &step, &[other], &step].concat();
-    let mut dumps = from_lines(&[&usual, &more]);
+/// Two ranks that issue one all_reduce after the other, from these lines. The seventh of rank 1 is of another size, and
+/// those of either rank from the seventh on have not begun.
+fn with_another_size(lines: [&[u32]; 2]) -> Vec<Dump> {
+    let mut dumps = from_lines(&lines);
     for (rank, dump) in dumps.iter_mut().enumerate() {
         let mut small = dump.signatures[0].clone();
         (small.input_sizes, small.output_sizes) = (vec![vec![1]], vec![vec![1]]);
@@ -334,11 +331,30 @@ fn with_a_new_call(other: u32) -> Vec<Dump> {
 
 #[test]
 fn of_two_ranks_neither_is_blamed_where_one_takes_a_branch_for_the_first_time() {
-    // The branch may be due, as an evaluation after some steps is.
-    let report = analyze(&with_a_new_call(310), &Policy::default());
-    assert_eq!(report.verdict, Verdict::Mismatch);
-    let finding = &report.findings[0];
-    assert_eq!(finding.culprit_ranks, [0; 0], "{finding:?}");
-    assert_eq!(finding.alternatives, [vec![0], vec![1]]);
-    assert!(finding.confidence <= 0.5, "{finding:?}");
+    // Three all_reduces in each step, and one more of rank 1 after the second. The branch may be due, as an evaluation
+    // after some steps is. So may be one in place of the usual call.
+    let usual = [300; 9];
+    let more = [300, 300, 300, 300, 300, 300, 310, 300, 300, 300];
+    for lines in [[&usual[..], &more], [&usual, &more[..9]]] {
+        let report = analyze(&with_another_size(lines), &Policy::default());
+        assert_eq!(report.verdict, Verdict::Mismatch);
+        let finding = &report.findings[0];
+        assert_eq!(finding.culprit_ranks, [0; 0], "{finding:?}");
+        assert_eq!(finding.alternatives, [vec![0], vec![1]]);
+        assert!(finding.confidence <= 0.5, "{finding:?}");
+    }
+}
+
+#[test]
+fn a_rank_is_blamed_for_another_size_at_its_usual_line_whatever_its_callers_are() {
+    // The ranks call from one line, or each comes to the call by a caller of its own.
+    for lines in [[300, 300], [1300, 1400]] {
+        let [first, second] = lines.map(|line| [line; 9]);
+        let dumps = with_another_size([&first, &second]);
+        let report = analyze(&dumps, &Policy::default());
+        assert_eq!(report.verdict, Verdict::Mismatch);
+        let finding = &report.findings[0];
+        assert_eq!(finding.culprit_ranks, [1], "{lines:?}, {finding:?}");
+        assert!(finding.confidence > 0.5, "{finding:?}");
+    }
 }

@@ -15,8 +15,6 @@ pub(crate) struct Block {
     per_host: Option<u32>,
     /// Whether `per_host` comes from the hosts that records name, and not from the numbers of the ranks.
     named: bool,
-    /// Whether as many records, lost one by one, would often have left a block, too.
-    is_chance: bool,
 }
 
 /// From this probability on, 0..1, a block of lost records may be chance.
@@ -40,7 +38,8 @@ impl Block {
 
     /// These ranks as a block: one row of consecutive ranks, or rows that are whole hosts; all hosts have one size, but
     /// the last of the world may be smaller. `None` if the ranks are fewer than two or more than the ranks with a
-    /// record, if one of them left a record, or if they form no block.
+    /// record, if one of them left a record, if they form no block, or if as many records, lost one by one, would often
+    /// have left one, too.
     pub(crate) fn of(ctx: &Context<'_>, ranks: &[Rank]) -> Option<Self> {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
@@ -72,11 +71,11 @@ impl Block {
         let named = hosts && by_name.is_some();
         let per_host = per_host.filter(|_| hosts);
         let chance = chance(ctx.aligned.expected.len(), ranks.len(), per_host);
-        Some(Self {
+        let is_sure = named || chance < MAY_BE_CHANCE;
+        is_sure.then_some(Self {
+            ranks,
             per_host,
             named,
-            is_chance: !named && chance >= MAY_BE_CHANCE,
-            ranks,
         })
     }
 
@@ -119,7 +118,6 @@ impl Block {
     /// all ranks of a host.
     pub(crate) fn confidence(&self) -> f64 {
         match (self.hosts(), self.ranks.len()) {
-            _ if self.is_chance => 0.5,
             (Some(_), 3..) => 0.85,
             (_, 0..=2) => 0.5,
             _ => 0.75,

@@ -235,6 +235,17 @@ fn lost_records_that_form_a_block_by_chance_are_no_host_beyond_doubt() {
         (Code::E102, 0.5),
         "{finding:?}"
     );
+    assert_eq!(finding.culprit_ranks, [0, 1, 6, 7]);
+    assert!(!finding.sentence.contains(" hosts "), "{finding:?}");
+    assert!(
+        finding.next.starts_with("look for a crash of "),
+        "{finding:?}"
+    );
+    let mut doubts = finding.doubts.iter();
+    assert!(
+        doubts.any(|doubt| doubt.contains("none finished")),
+        "{finding:?}"
+    );
     // Of 70 ways, two look like a host of four.
     let finding = judge_few(&[0, 1, 2, 3], 8, false, |_| ());
     assert_eq!(finding.culprit_ranks, [4, 5, 6, 7]);

@@ -86,6 +86,19 @@ fn a_rank_is_blamed_if_others_outlived_its_end() {
 }
 
 #[test]
+fn a_doubt_on_a_signal_that_ended_all_denies_no_sign_of_life() {
+    // Rank 1 gave a sign of life after it had lost rank 0, though not long after.
+    let report = judge_two(1.25, None);
+    let doubt = "the records do not show that others lived on long after they had lost rank 0: one signal may have \
+                 ended all processes";
+    assert!(
+        report.findings[0].doubts.iter().any(|found| found == doubt),
+        "{:?}",
+        report.findings
+    );
+}
+
+#[test]
 fn of_two_ranks_none_is_said_to_have_ended_first_if_both_ended_at_once() {
     let report = judge_two(1.21, None);
     let expected = "the job was over at 13:00:01 UTC: the process of rank 0 ended before others, and one signal may \

@@ -230,7 +230,8 @@ fn leave_order_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
         .retain(|rank| possible.binary_search(rank).is_ok());
     if let [only] = possible {
         draft.doubts.push(format!(
-            "no process gave a sign of life after it had lost rank {only}: one signal may have ended them all"
+            "the records do not show that others lived on long after they had lost rank {only}: one signal may have ended \
+             all processes"
         ));
         return;
     }

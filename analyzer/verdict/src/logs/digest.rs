@@ -49,6 +49,8 @@ pub(super) struct Digest<'a> {
     pub(super) world_size: Option<u32>,
     /// Ranks that logged a line, or that a line names.
     pub(super) named: BTreeSet<Rank>,
+    /// For each log that states that the job was asked to end, by its address: the first line that does.
+    terminations: BTreeMap<*const Log, u64>,
 }
 
 impl<'a> Digest<'a> {
@@ -70,11 +72,29 @@ impl<'a> Digest<'a> {
             nameless: Vec::new(),
             positions: BTreeMap::new(),
             named: BTreeSet::new(),
+            terminations: BTreeMap::new(),
         };
+        digest.gather_terminations();
         digest.gather_positions();
         digest.gather_waits();
         digest.name_ranks();
         digest
+    }
+
+    /// Finds the first line of each log by which the job was asked to end.
+    fn gather_terminations(&mut self) {
+        for seen in &self.all {
+            if matches!(seen.fact.event, Event::Terminated) {
+                let first = self.terminations.entry(seen.log);
+                let first = first.or_insert(seen.fact.line);
+                *first = seen.fact.line.min(*first);
+            }
+        }
+    }
+
+    /// The first line of the log of this fact by which the job was asked to end, if it has one.
+    pub(super) fn termination_beside(&self, seen: Seen<'_>) -> Option<u64> {
+        self.terminations.get(&std::ptr::from_ref(seen.log)).copied()
     }
 
     /// Finds the furthest progress of each rank in each group.

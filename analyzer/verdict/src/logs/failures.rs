@@ -34,11 +34,8 @@ pub(super) fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)
 
 /// Whether the log of this line states before it that the job was asked to end.
 fn is_after_termination(digest: &Digest<'_>, seen: Seen<'_>) -> bool {
-    digest.all.iter().any(|other| {
-        matches!(other.fact.event, Event::Terminated)
-            && std::ptr::eq(other.log, seen.log)
-            && other.fact.line < seen.fact.line
-    })
+    let asked = digest.termination_beside(seen);
+    asked.is_some_and(|line| line < seen.fact.line)
 }
 
 /// The job was asked to end, and no line before that shows a failure. Comes before the rules about connections and exit

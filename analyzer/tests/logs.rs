@@ -598,3 +598,16 @@ fn the_exception_of_a_rank_that_was_then_aborted_is_cited() {
     let lines: Vec<u64> = finding.log.iter().map(|line| line.line).collect();
     assert_eq!(lines, [5, 1]);
 }
+
+#[test]
+fn time_outs_in_the_log_of_a_cancelled_job_are_cited() {
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let log = folder.path().join("job.log");
+    // Without a label, this is the rank within some group.
+    let line = timed_out(1, 41, "ALLREDUCE", 512, 41)[0].replace("[rank1]:", "");
+    std::fs::write(&log, line).expect("the file system has space");
+    let report = judge(&[fixtures().join("lives/cancelled-w4"), log]);
+    assert_eq!(report.verdict, Verdict::Cancelled);
+    let mut cited = report.findings.iter().flat_map(|finding| &finding.log);
+    assert!(cited.any(|line| line.line == 1), "{:?}", report.findings);
+}

@@ -60,7 +60,7 @@ pub fn join(report: &mut Report, logs: &[Log]) {
     }
     let Some(first) = first_error(report) else {
         if let Some(found) = found {
-            add_to_silent_records(report, found);
+            add_to_silent_records(report, found, digest.any_timed_out());
         }
         return;
     };
@@ -107,10 +107,10 @@ fn nothing_to_judge() -> Conclusion {
 }
 
 /// Adds a finding of the logs to a report whose records show no error. The finding also states the verdict of the
-/// records.
-fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
+/// records. `any_timed_out`: whether the logs show a time-out.
+fn add_to_silent_records(report: &mut Report, mut found: Conclusion, any_timed_out: bool) {
     let is_over = matches!(report.verdict, Verdict::Cancelled | Verdict::Ended);
-    if is_over && found.code.severity() == Severity::Note {
+    if is_over && found.code.severity() == Severity::Note && !any_timed_out {
         // The records show how the job ended, and the log nothing more.
         return;
     }

@@ -60,6 +60,53 @@ fn a_rank_that_aborted_is_not_blamed_if_its_own_log_is_missing() {
     assert!(first.confidence <= 0.5, "{first:?}");
 }
 
+#[test]
+fn a_failure_before_the_job_was_cancelled_is_reported() {
+    let completion = "n1:81:90 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.7<5491> \
+                      with status=12 opcode=0 len=0 vendor err 129";
+    let lines = format!("[rank3]: {completion}");
+    let closed = "[rank2]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer \
+                  [10.0.0.7]:28511";
+    for before in [&[lines.as_str()][..], &[&lines, "step 9"]] {
+        let report = judge(&[before, &[CANCELLED, closed]].concat());
+        assert_eq!(report.findings[0].code, Code::E152, "{report:?}");
+    }
+    // After the end, it is a consequence.
+    let report = judge(&[CANCELLED, &lines]);
+    assert_eq!(report.findings[0].code, Code::N302);
+    let aborted = "[rank1]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616] [Rank 1] Some NCCL operations failed: \
+                   WorkNCCL(SeqNum=41, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) raised the following \
+                   async exception: NCCL error: remote process exited";
+    let first = judge(&[aborted, CANCELLED]).findings.remove(0);
+    assert!(first.sentence.contains("aborted an operation"), "{first:?}");
+}
+
+#[test]
+fn a_line_about_several_tasks_shows_that_the_job_did_not_end_from_outside() {
+    let first = judge(&[
+        "srun: error: n1: tasks 0,2-3: Exited with exit code 1",
+        CANCELLED,
+    ])
+    .findings
+    .remove(0);
+    assert_eq!(first.code, Code::E150, "{first:?}");
+    assert!(first.culprit_ranks.is_empty(), "{first:?}");
+}
+
+#[test]
+fn no_exception_after_the_job_was_cancelled_accuses_its_rank() {
+    for line in [
+        "[rank2]: RuntimeError: DataLoader worker (pid 812) is killed by signal: Terminated.",
+        "[rank2]: n1:81:90 [2] enqueue.cc:1 NCCL WARN Cuda failure 'driver shutting down'",
+    ] {
+        let first = judge(&[CANCELLED, line]).findings.remove(0);
+        assert_eq!(first.code, Code::N302, "{first:?}");
+        assert!(first.culprit_ranks.is_empty(), "{first:?}");
+        let first = judge(&[line, CANCELLED]).findings.remove(0);
+        assert_eq!(first.culprit_ranks, [2], "{first:?}");
+    }
+}
+
 /// The two lines of a rank whose operation in a group timed out.
 fn timed_out(rank: u32, group: &str, seq: u64, enqueued: u64) -> [String; 2] {
     let head = format!("[rank{rank}]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616]");

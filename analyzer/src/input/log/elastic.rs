@@ -93,19 +93,25 @@ fn read_list_line(text: &str, failures: &mut FailureList, found: &mut Events) {
     }
 }
 
-/// Reads `srun: error: node07: task 3: Killed`.
+/// Reads `srun: error: node07: task 3: Killed`, or `tasks 0,2-3: Exited with exit code 1`, which does not show which of
+/// them ended first, so that the end names no rank.
 fn slurm(text: &str, found: &mut Events) {
     let Some((_, rest)) = text.split_once(": task") else {
         return;
     };
     let rest = rest.strip_prefix('s').unwrap_or(rest).trim_start();
-    let Some((task, rest)) = leading_number::<Rank>(rest) else {
+    let Some((tasks, end)) = rest.split_once(':') else {
         return;
     };
-    // A line about several tasks is ignored: it does not show which ended first.
-    let Some(end) = rest.strip_prefix(':').map(str::trim) else {
+    let is_list = tasks.starts_with(|c: char| c.is_ascii_digit())
+        && tasks
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || b",-".contains(&byte));
+    if !is_list {
         return;
-    };
+    }
+    let task: Option<Rank> = tasks.parse().ok();
+    let end = end.trim();
     // A signal counts as the negative of its number.
     let code = match end {
         "Killed" => -9,
@@ -128,7 +134,7 @@ fn slurm(text: &str, found: &mut Events) {
         pid: None,
         first: false,
     };
-    found.push((Some(task), Event::Ended(ended)));
+    found.push((task, Event::Ended(ended)));
 }
 
 /// Reads `rcomm-run: rank 3 (process 812) was killed by SIGKILL (9) after 1.2 s`.

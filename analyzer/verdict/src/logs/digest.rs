@@ -94,7 +94,14 @@ impl<'a> Digest<'a> {
 
     /// The first line of the log of this fact by which the job was asked to end, if it has one.
     pub(super) fn termination_beside(&self, seen: Seen<'_>) -> Option<u64> {
-        self.terminations.get(&std::ptr::from_ref(seen.log)).copied()
+        self.terminations
+            .get(&std::ptr::from_ref(seen.log))
+            .copied()
+    }
+
+    /// Whether any log states that the job was asked to end.
+    pub(super) fn was_terminated(&self) -> bool {
+        !self.terminations.is_empty()
     }
 
     /// Finds the furthest progress of each rank in each group.

@@ -38,6 +38,21 @@ fn is_after_termination(digest: &Digest<'_>, seen: Seen<'_>) -> bool {
     asked.is_some_and(|line| line < seen.fact.line)
 }
 
+/// The facts that may show why the job failed, of a job that was asked to end, too. If nothing else explains its end,
+/// only those count that the same log has before that: processes that end close their connections.
+fn before_the_end<'a>(digest: &Digest<'a>) -> impl Iterator<Item = Seen<'a>> {
+    let are_others_late =
+        digest.was_terminated() && !digest.any_timed_out() && first_end(digest).is_none();
+    digest
+        .all
+        .iter()
+        .copied()
+        .filter(move |&seen| match digest.termination_beside(seen) {
+            Some(line) => seen.fact.line < line,
+            None => !are_others_late,
+        })
+}
+
 /// The job was asked to end, and no line before that shows a failure. Comes before the rules about connections and exit
 /// codes: processes that end close their connections.
 pub(super) fn terminated(digest: &Digest<'_>) -> Option<Conclusion> {
@@ -46,9 +61,31 @@ pub(super) fn terminated(digest: &Digest<'_>) -> Option<Conclusion> {
     if digest.any_timed_out() || first_end(digest).is_some() {
         return None;
     }
-    let sentence = "the job was terminated from outside; whether anything was wrong before, the log does not show";
-    let mut found = Conclusion::new(Code::N302, Verdict::Inconclusive, 0.0, sentence.to_owned());
+    let has_cause = before_the_end(digest).any(|before| {
+        matches!(
+            before.fact.event,
+            Event::PeerLost { .. } | Event::Unreachable { .. } | Event::WatchdogStuck(_)
+        )
+    });
+    if has_cause {
+        return None;
+    }
+    let aborted = before_the_end(digest).find_map(|before| match &before.fact.event {
+        Event::Aborted { error, .. } => Some((before, error)),
+        _ => None,
+    });
+    let sentence = match aborted {
+        None => "the job was terminated from outside; whether anything was wrong before, the log does not show".to_owned(),
+        Some((_, error)) => format!(
+            "the job was terminated from outside, after NCCL had aborted an operation: {error}; for what cause, the log \
+             does not show"
+        ),
+    };
+    let mut found = Conclusion::new(Code::N302, Verdict::Inconclusive, 0.0, sentence);
     found.lines = vec![seen.cite("the launcher was asked to end the job".to_owned())];
+    found
+        .lines
+        .extend(aborted.map(|(before, error)| before.cite(error.clone())));
     found.next =
         "see who cancelled the job: a person, its time limit, or a node that failed".to_owned();
     Some(found)
@@ -60,11 +97,7 @@ pub(super) fn terminated(digest: &Digest<'_>) -> Option<Conclusion> {
 pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
     let signal = end.code.checked_neg().filter(|&signal| signal > 0)?;
-    let own_time_out = || {
-        seen.fact
-            .rank
-            .is_some_and(|rank| gloo::has_timed_out(digest, rank))
-    };
+    let own_time_out = || gloo::has_timed_out(digest, seen.fact.rank);
     // PyTorch aborts a process after a time-out. gloo aborts one that receives another size than it expects.
     let explained = || digest.any_timed_out() || sizes_differ(digest).is_some() || own_time_out();
     if signal == SIGTERM || (signal == SIGABRT && explained()) {
@@ -249,6 +282,7 @@ pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
     let errors: Vec<(Seen<'_>, &str)> = digest
         .all
         .iter()
+        .filter(|&&seen| !is_after_termination(digest, seen))
         .filter_map(|&seen| match &seen.fact.event {
             Event::Raised(error) => Some((seen, error.as_str())),
             _ => None,
@@ -292,7 +326,11 @@ fn exception_type(error: &str) -> &str {
 
 /// A call of CUDA failed.
 pub(super) fn device(digest: &Digest<'_>) -> Option<Conclusion> {
-    let (seen, error) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
+    let mut before = digest
+        .all
+        .iter()
+        .filter(|&&seen| !is_after_termination(digest, seen));
+    let (seen, error) = before.find_map(|&seen| match &seen.fact.event {
         Event::DeviceError(error) => Some((seen, error)),
         _ => None,
     })?;
@@ -457,7 +495,7 @@ fn other_size_than_expected(
 
 /// The other side of a connection is gone.
 pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
-    let (seen, peer) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
+    let (seen, peer) = before_the_end(digest).find_map(|seen| match &seen.fact.event {
         Event::PeerLost { peer } => Some((seen, peer)),
         _ => None,
     })?;
@@ -504,7 +542,7 @@ pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
 
 /// The network reported that it cannot reach the other side.
 pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
-    let (seen, peer, status) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
+    let (seen, peer, status) = before_the_end(digest).find_map(|seen| match &seen.fact.event {
         Event::Unreachable { peer, status } => Some((seen, peer, status)),
         _ => None,
     })?;
@@ -529,10 +567,8 @@ pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
 
 /// The watchdog of a rank made no progress.
 pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
-    let stuck: Vec<(Seen<'_>, u64)> = digest
-        .all
-        .iter()
-        .filter_map(|&seen| match seen.fact.event {
+    let stuck: Vec<(Seen<'_>, u64)> = before_the_end(digest)
+        .filter_map(|seen| match seen.fact.event {
             Event::WatchdogStuck(seconds) => Some((seen, seconds)),
             _ => None,
         })

@@ -29,9 +29,12 @@ fn time_out(error: &str) -> Option<u64> {
     time.parse().ok().filter(|_| is_message)
 }
 
-/// Whether this rank timed out in a message of gloo.
-pub(super) fn has_timed_out(digest: &Digest<'_>, rank: Rank) -> bool {
-    waits(digest).iter().any(|(_, other, _)| *other == rank)
+/// Whether this rank, or any if it is unknown, timed out in a message of gloo.
+pub(super) fn has_timed_out(digest: &Digest<'_>, rank: Option<Rank>) -> bool {
+    let waits = waits(digest);
+    waits
+        .iter()
+        .any(|(_, other, _)| rank.is_none_or(|rank| rank == *other))
 }
 
 /// Ranks timed out in messages of gloo. The ranks that did not are named if they are few. Comes before the rule about

@@ -44,6 +44,18 @@ fn ranks_within_a_group_are_no_ranks_of_the_job() {
     assert_eq!((code, ranks), (Code::E112, vec![2]));
     let some = [&[size(4)][..], &three].concat();
     assert_eq!(blamed(&some).1, no_rank);
+    // A group of all ranks does not make the ranks within another one those of the job.
+    let timed_out_in = |group: &str, rank: u32, numel: u64| {
+        let head = format!("[E ProcessGroupNCCL.cpp:475] [PG ID 1 PG GUID {group} Rank {rank}]");
+        timed_out(rank, numel).replace("[E ProcessGroupNCCL.cpp:475]", &head)
+    };
+    let of_all = (0..8).map(|rank| timed_out_in("9", rank, 512));
+    let of_half = (0..4).map(|rank| timed_out_in("2", rank, if rank == 3 { 64 } else { 512 }));
+    let lines: Vec<String> = std::iter::once(size(8))
+        .chain(of_all)
+        .chain(of_half)
+        .collect();
+    assert_eq!(blamed(&lines).1, no_rank);
 }
 
 #[test]

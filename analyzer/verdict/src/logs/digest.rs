@@ -136,29 +136,40 @@ impl<'a> Digest<'a> {
         groups
     }
 
-    /// Whether the time-outs without a global rank state as many different ranks as the job has. A rank within a group is
-    /// at most the global rank, so each is the global rank then.
-    fn are_all_ranks(&self) -> bool {
-        let nameless = self.all.iter().filter(|seen| seen.fact.rank.is_none());
-        let in_group = nameless.filter_map(|seen| match &seen.fact.event {
-            Event::TimedOut(timed_out) => timed_out.in_group,
-            _ => None,
-        });
-        let stated: BTreeSet<Rank> = in_group.collect();
+    /// The groups whose time-outs without a global rank state as many different ranks as the job has; `None` is the
+    /// group of lines that name none. A rank within a group is at most the global rank, so each is the global rank
+    /// then.
+    fn groups_of_all_ranks(&self) -> BTreeSet<Option<&'a str>> {
+        let mut stated: BTreeMap<Option<&str>, BTreeSet<Rank>> = BTreeMap::new();
+        for seen in self.all.iter().filter(|seen| seen.fact.rank.is_none()) {
+            if let Event::TimedOut(timed_out) = &seen.fact.event {
+                let ranks = stated.entry(timed_out.group.as_deref()).or_default();
+                ranks.extend(timed_out.in_group);
+            }
+        }
         let size = self.world_size.map(|size| size as usize);
-        size == Some(stated.len()) && stated.last().map(|&last| last as usize + 1) == size
+        let are_all = |ranks: &BTreeSet<Rank>| {
+            size == Some(ranks.len()) && ranks.last().map(|&last| last as usize + 1) == size
+        };
+        stated
+            .into_iter()
+            .filter(|(_, ranks)| are_all(ranks))
+            .map(|(group, _)| group)
+            .collect()
     }
 
     /// Finds the oldest time-out of each rank in each group.
     fn gather_waits(&mut self) {
         let mut waits: BTreeMap<(Rank, Option<&str>), TimedOutWait<'a>> = BTreeMap::new();
         let failed = self.groups_of_failed();
-        let are_all = self.are_all_ranks();
+        let of_all = self.groups_of_all_ranks();
         for &seen in &self.all {
             let Event::TimedOut(timed_out) = &seen.fact.event else {
                 continue;
             };
-            let in_group = timed_out.in_group.filter(|_| are_all);
+            let in_group = timed_out
+                .in_group
+                .filter(|_| of_all.contains(&timed_out.group.as_deref()));
             let Some(rank) = seen.fact.rank.or(in_group) else {
                 self.nameless.push(seen);
                 continue;

@@ -111,3 +111,36 @@ fn a_desync_report_names_ranks_of_its_group() {
     let of_world = [&report(183)[..], &[progress.to_owned()]].concat();
     assert_eq!(culprits(&of_world), [1]);
 }
+
+#[test]
+fn a_desync_report_on_a_group_adds_nothing_to_that_on_the_job() {
+    let report = |late: u32, after: u64, inside: u32| {
+        [
+            "[rank4]:[E515 18:36:47.343377708 ProcessGroupNCCL.cpp:1937] Rank 0".to_owned(),
+            "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:".to_owned(),
+            format!(
+                "\t   [{late}] finished collective #{after}, but didn't join collective #{} (count from 1)",
+                after + 1
+            ),
+            "\t - Snapshot of ranks' latest states:".to_owned(),
+            format!("\t   #{} started ranks:", after + 1),
+            format!("\t     [{inside}] started ALLREDUCE"),
+        ]
+    };
+    let size = ["world_size 8".to_owned()];
+    let finding = |lines: &[String]| judge_lines(lines).findings.remove(0);
+    let both = [&size[..], &report(1, 4, 0), &report(5, 182, 7)].concat();
+    assert_eq!(finding(&both).culprit_ranks, [5]);
+    let progress = "[rank0]:[E515 18:36:47.343391940 ProcessGroupNCCL.cpp:2268] [PG ID 0 PG GUID 0(default_pg) Rank 0]  \
+                    failure detected by watchdog at work sequence id: 5 PG status: last enqueued work: 5, last \
+                    completed work: 4";
+    let by_chance = [&size[..], &report(1, 4, 0), &[progress.to_owned()]].concat();
+    let found = finding(&by_chance);
+    assert_eq!(found.culprit_ranks, Vec::<u32>::new());
+    assert!(found.confidence <= 0.5, "{found:?}");
+    assert!(found.next.contains("rank 1 of the group"), "{found:?}");
+    assert!(
+        found.log[0].text.contains("rank 1 of the group"),
+        "{found:?}"
+    );
+}

@@ -88,17 +88,19 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
     if !are_global {
         sentence += OF_A_GROUP;
     }
-    let mut found = Conclusion::new(code, Verdict::Mismatch, 0.9, sentence);
+    let confidence = if are_global { 0.9 } else { UNKNOWN_RANKS };
+    let mut found = Conclusion::new(code, Verdict::Mismatch, confidence, sentence);
     if are_global {
         found.blame_minority(sides.into_iter().map(|(_, ranks)| ranks).collect());
     }
     found.seq = seq;
     found.op = Some(first.op.word());
+    let of_group = if are_global { "" } else { " of the group" };
     found.lines = pairs
         .iter()
         .map(|(seen, [first, second])| {
             seen.cite(format!(
-                "rank {} and rank {} compared their calls",
+                "rank {} and rank {}{of_group} compared their calls",
                 first.rank, second.rank
             ))
         })
@@ -106,6 +108,9 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
     found.next = COMPARE_CALLS.to_owned();
     Some(found)
 }
+
+/// The confidence in a finding whose ranks within a process group are not known as ranks of the job.
+const UNKNOWN_RANKS: f64 = 0.5;
 
 /// The end of a sentence that names ranks within a process group.
 const OF_A_GROUP: &str =
@@ -152,8 +157,8 @@ fn code_of_difference(one: &Issued, other: &Issued) -> Option<Code> {
 
 /// Lines name ranks that had not joined: those of a desync report of PyTorch, or a line of rcomm's runtime.
 fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
-    let lists: Vec<(Seen<'_>, &[Absent])> = digest
-        .all
+    let (reports, are_global) = reports_of_one_group(digest);
+    let lists: Vec<(Seen<'_>, &[Absent])> = reports
         .iter()
         .filter_map(|&seen| match &seen.fact.event {
             Event::NotJoined(absent) | Event::Lagging(absent) if !absent.is_empty() => {
@@ -163,8 +168,6 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
         })
         .collect();
     let &(seen, _) = lists.first()?;
-    let is_of_group = |(seen, _): &(Seen<'_>, _)| matches!(seen.fact.event, Event::Lagging(_));
-    let are_global = !lists.iter().any(is_of_group) || is_about_world(digest);
     // Ranks repeat each other's lists; the first statement on a rank counts.
     let mut last_of: BTreeMap<Rank, Option<u64>> = BTreeMap::new();
     for absent in lists.iter().flat_map(|(_, absent)| *absent) {
@@ -175,8 +178,7 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     for (rank, after) in last_of {
         by_last.entry(after).or_default().push(rank);
     }
-    let inside: Vec<(&Vec<Rank>, u64, String)> = digest
-        .all
+    let inside: Vec<(&Vec<Rank>, u64, String)> = reports
         .iter()
         .filter_map(|seen| match &seen.fact.event {
             Event::Newest {
@@ -205,7 +207,8 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     if !are_global {
         sentence += OF_A_GROUP;
     }
-    let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.85, sentence);
+    let confidence = if are_global { 0.85 } else { UNKNOWN_RANKS };
+    let mut found = Conclusion::new(Code::E101, Verdict::Stuck, confidence, sentence);
     if are_global {
         found.victims = inside
             .iter()
@@ -219,31 +222,97 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
         [Some(after)] => Some(after + 1),
         _ => None,
     };
-    found.lines = vec![seen.cite(format!("{who} had not joined"))];
-    found.next = look_after_last(&ranks);
+    let of_group = if are_global { "" } else { " of the group" };
+    found.lines = vec![seen.cite(format!("{who}{of_group} had not joined"))];
+    found.next = match are_global {
+        true => look_after_last(&ranks),
+        false => format!(
+            "find which ranks of the job are in that group, then look at what {who} of the group did after the last \
+             collective"
+        ),
+    };
     Some(found)
 }
 
-/// Whether the desync reports of PyTorch are about the group of all ranks. Each group has its own, with the ranks within
-/// it: one that lists the highest rank of the job, or says of a rank what a line on that group says of it, too.
-fn is_about_world(digest: &Digest<'_>) -> bool {
-    let is_said_of_world = |rank: Rank, newest: u64| {
+/// The facts of the reports on ranks that had not joined, and whether their ranks are those of the job. Each group has
+/// its own desync report of PyTorch, with the ranks within it: those on the group of all ranks are taken and the
+/// lists of rcomm's runtime, or else the first report alone.
+fn reports_of_one_group<'a>(digest: &Digest<'a>) -> (Vec<Seen<'a>>, bool) {
+    let mut lists: Vec<Seen<'a>> = Vec::new();
+    let mut reports: Vec<Vec<Seen<'a>>> = Vec::new();
+    let mut last: Option<Seen<'a>> = None;
+    for &seen in &digest.all {
+        let is_list = matches!(seen.fact.event, Event::Lagging(_));
+        match &seen.fact.event {
+            Event::NotJoined(_) => lists.push(seen),
+            Event::Lagging(_) | Event::Newest { .. } => {
+                // The lists of a report come before the newest operations.
+                let goes_on = last.is_some_and(|last| {
+                    std::ptr::eq(last.log, seen.log)
+                        && (matches!(last.fact.event, Event::Lagging(_))
+                            || !is_list && matches!(last.fact.event, Event::Newest { .. }))
+                });
+                match reports.last_mut().filter(|_| goes_on) {
+                    Some(report) => report.push(seen),
+                    None => reports.push(vec![seen]),
+                }
+            }
+            _ => {}
+        }
+        last = Some(seen);
+    }
+    let of_world = reports
+        .iter()
+        .filter(|report| is_about_world(digest, report));
+    lists.extend(of_world.flatten());
+    let has_list = |seen: &Seen<'_>| match &seen.fact.event {
+        Event::NotJoined(absent) | Event::Lagging(absent) => !absent.is_empty(),
+        _ => false,
+    };
+    if lists.iter().any(has_list) {
+        return (lists, true);
+    }
+    let first = reports
+        .into_iter()
+        .find(|report| report.iter().any(has_list));
+    (first.unwrap_or_default(), false)
+}
+
+/// Whether a desync report is about the group of all ranks: it lists the highest rank of the job, or says of ranks what
+/// lines on that group say of them, too. One small number can be the same in two groups by chance, and is not enough.
+fn is_about_world(digest: &Digest<'_>, report: &[Seen<'_>]) -> bool {
+    const LARGE: u64 = 100;
+    let in_world = |rank: Rank| {
         let mut positions = digest.positions.iter();
-        positions.any(|(&(group, of), (progress, _))| {
-            of == rank && is_world(Some(group)) && progress.enqueued == Some(newest)
+        positions.find_map(|(&(group, of), (progress, _))| {
+            (of == rank && is_world(Some(group))).then_some(progress.enqueued)?
         })
     };
-    digest.all.iter().any(|seen| match &seen.fact.event {
-        Event::Lagging(absent) => {
-            let mut ranks = absent.iter().map(|absent| absent.rank);
-            ranks.any(|rank| is_highest_of_job(digest, rank))
+    let has_highest = report.iter().any(|seen| {
+        let mut ranks = match &seen.fact.event {
+            Event::Lagging(absent) => absent.iter().map(|absent| absent.rank).collect(),
+            Event::Newest { ranks, .. } => ranks.clone(),
+            _ => Vec::new(),
         }
-        Event::Newest { ranks, seq, .. } => {
-            let mut ranks = ranks.iter().copied();
-            ranks.any(|rank| is_highest_of_job(digest, rank) || is_said_of_world(rank, *seq))
+        .into_iter();
+        ranks.any(|rank| is_highest_of_job(digest, rank))
+    });
+    if has_highest {
+        return true;
+    }
+    let mut same: Vec<u64> = Vec::new();
+    for seen in report {
+        let Event::Newest { ranks, seq, .. } = &seen.fact.event else {
+            continue;
+        };
+        for newest in ranks.iter().filter_map(|&rank| in_world(rank)) {
+            if newest != *seq {
+                return false;
+            }
+            same.push(newest);
         }
-        _ => false,
-    })
+    }
+    same.len() > 2 || same.iter().any(|&number| number >= LARGE)
 }
 
 /// The statement on ranks that had not joined; `after` is the number of their last collective.

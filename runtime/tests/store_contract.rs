@@ -360,7 +360,9 @@ fn control_collectives_name_the_ranks_that_do_not_come() {
         );
         let refused = collectives.scatter(Some(&[]), rank, SHORT).unwrap_err();
         assert!(
-            refused.to_string().contains("0 values to scatter"),
+            refused
+                .to_string()
+                .contains("0 values were given to scatter"),
             "{refused}"
         );
         let refused = collectives.gather(b"", 3, SHORT).unwrap_err();

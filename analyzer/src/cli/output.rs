@@ -22,7 +22,8 @@ const MAX_WIDTH: usize = 110;
 /// A reader that stops early (`rcomm-fr analyze ... | head -1`) is not an error: the exit code remains that of the
 /// verdict.
 ///
-/// A file is written under a temporary name first, so no reader ever sees a part of it.
+/// A file is written under a temporary name first, so no reader ever sees a part of it. A pipe or a device, such as
+/// `/dev/null`, is written directly.
 ///
 /// # Errors
 ///
@@ -54,18 +55,30 @@ pub(crate) fn write_to(
     }
 }
 
-/// Writes a file under a temporary name, and renames it when it is complete.
+/// Writes a file under a temporary name, and renames it when it is complete. A link stays, and the file to which it
+/// leads is replaced.
 fn write_file(
     path: &Path,
     color: ColorChoice,
     print: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
+    if is_special(path) {
+        let mut out = AutoStream::new(fs::OpenOptions::new().write(true).open(path)?, color);
+        return print(&mut out).and_then(|()| out.flush());
+    }
+    let resolved = fs::canonicalize(path);
+    let path = resolved.as_deref().unwrap_or(path);
     let (file, partial) = partial_file(path)?.into_parts();
     let mut out = BufWriter::new(AutoStream::new(file, color));
     print(&mut out)?;
     out.flush()?;
     drop(out);
     partial.persist(path).map_err(|failed| failed.error)
+}
+
+/// Whether there is a pipe, a device or a socket at this path, which a file must not replace.
+fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|it| !it.is_file() && !it.is_dir())
 }
 
 /// The end of the name of a file that is not complete.
@@ -78,8 +91,12 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 ///
-/// If the folder does not exist, or the file cannot be made there.
+/// If the folder does not exist, the file cannot be made there, or there is a pipe, a device or a socket at `path`.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    if is_special(path) {
+        let why = "it is no regular file, and only one can be replaced (`-` is standard output)";
+        return Err(io::Error::other(why));
+    }
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -165,6 +182,39 @@ mod tests {
         fs::write(&a_file, "").unwrap();
         let below = reason("file/job.tar");
         assert!(below.starts_with("Not a directory"), "{below}");
+    }
+
+    #[test]
+    fn a_pipe_is_written_and_stays_a_pipe() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        use std::os::unix::fs::FileTypeExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let from = pipe.clone();
+        let reader = std::thread::spawn(move || fs::read_to_string(from).unwrap());
+        write_to(Some(&pipe), ColorChoice::Never, |out| {
+            out.write_all(b"text")
+        })
+        .unwrap();
+        assert_eq!(reader.join().unwrap(), "text");
+        assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+        let refused = partial_file(&pipe).unwrap_err().to_string();
+        assert!(refused.contains("no regular file"), "{refused}");
+    }
+
+    #[test]
+    fn a_link_stays_and_leads_to_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "before").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_to(Some(&link), ColorChoice::Never, |out| {
+            out.write_all(b"text")
+        })
+        .unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "text");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     }
 
     #[test]

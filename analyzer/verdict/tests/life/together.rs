@@ -86,6 +86,48 @@ fn a_rank_is_blamed_if_others_outlived_its_end() {
 }
 
 #[test]
+fn a_rank_is_blamed_if_all_of_many_others_noticed_its_end() {
+    let unnamed = |rank| dead(record(rank, 4, &[DONE, (1.0, State::Failed(1.22))]), 1.22);
+    let [_, second, third, _] = terminated();
+    // All others name it, or some noticed an end and name none.
+    for first in [lost(0, &[1], 1.22, 1.22), unnamed(0)] {
+        let fourth = lost(3, &[1], 1.22, 1.22);
+        let report = judge(&[first, second.clone(), third.clone(), fourth], 40.0);
+        assert_eq!(
+            root(&report),
+            (Verdict::Crashed, Code::E150, &[1][..]),
+            "{report:?}"
+        );
+    }
+    // One of the others did not, or names another rank.
+    let [first, .., fourth] = terminated();
+    for (first, fourth) in [
+        (first, unnamed(3)),
+        (lost(0, &[1], 1.22, 1.22), fourth),
+        (lost(0, &[2], 1.22, 1.22), unnamed(3)),
+    ] {
+        let report = judge(&[first, second.clone(), third.clone(), fourth], 40.0);
+        assert!(blame(&report) <= 0.5, "{:?}", report.findings);
+    }
+}
+
+#[test]
+fn of_three_ranks_that_lost_each_other_in_turn_none_is_blamed() {
+    let lost = |rank, other, then| {
+        let failed = [DONE, (1.0, State::Failed(then))];
+        let dump = record(rank, 3, &failed);
+        dead(fails(dump, FailureKind::PeerGone, &[other], then), then)
+    };
+    let dumps = [
+        dead(record(0, 3, &WAITS), 1.15),
+        lost(1, 0, 1.21),
+        lost(2, 1, 1.22),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert!(blame(&report) <= 0.5, "{:?}", report.findings);
+}
+
+#[test]
 fn a_doubt_on_a_signal_that_ended_all_denies_no_sign_of_life() {
     // Rank 1 gave a sign of life after it had lost rank 0, though not long after.
     let report = judge_two(1.25, None);

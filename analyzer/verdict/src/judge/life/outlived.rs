@@ -5,7 +5,7 @@ use super::{Gone, NOTICED_NS, TOGETHER_NS};
 use crate::align::Aligned;
 use crate::judge::overcome::is_overcome;
 use rcomm_recorder::model::Rank;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Whose ends others outlived.
 pub(super) struct Outlived {
@@ -15,6 +15,10 @@ pub(super) struct Outlived {
     is_any: bool,
     /// The ranks that suffered from an end.
     suffering: BTreeSet<Rank>,
+    /// For each rank whose end others noted by name: these others.
+    noted_by: BTreeMap<Rank, BTreeSet<Rank>>,
+    /// Those of `suffering` that named no rank.
+    unnamed: BTreeSet<Rank>,
     /// Number of ranks of the job.
     ranks: usize,
 }
@@ -35,6 +39,8 @@ impl Outlived {
             named: BTreeSet::new(),
             is_any: false,
             suffering: BTreeSet::new(),
+            noted_by: BTreeMap::new(),
+            unnamed: BTreeSet::new(),
             ranks: aligned.expected.len(),
         };
         for process in gone {
@@ -49,6 +55,7 @@ impl Outlived {
                     |other: &Gone| other.seen_ns.saturating_sub(noticed_ns) >= NOTICED_NS;
                 ended_itself || survivors.any(lived_on)
             };
+            let (mut names, mut fails) = (false, false);
             for record in aligned.records_of(process.rank) {
                 let offset_ns = aligned.offsets_ns[record];
                 let mut is_named = false;
@@ -59,28 +66,40 @@ impl Outlived {
                     is_named = true;
                     let noticed_ns = failure.time_ns.saturating_sub(offset_ns);
                     let lost = failure.ranks.iter().copied();
-                    let lost = lost.filter(|&rank| {
-                        rank != process.rank && is_outlived(noticed_ns, Some(rank))
-                    });
-                    outlived.named.extend(lost);
+                    for rank in lost.filter(|&rank| rank != process.rank) {
+                        let noted_by = outlived.noted_by.entry(rank).or_default();
+                        noted_by.insert(process.rank);
+                        if is_outlived(noticed_ns, Some(rank)) {
+                            outlived.named.insert(rank);
+                        }
+                    }
                 }
                 let failed_ns = failed_early(aligned, record);
-                if is_named || failed_ns.is_some() {
-                    outlived.suffering.insert(process.rank);
-                }
+                names |= is_named;
+                fails |= failed_ns.is_some();
                 outlived.is_any |=
                     !is_named && failed_ns.is_some_and(|noticed_ns| is_outlived(noticed_ns, None));
+            }
+            if fails || names {
+                outlived.suffering.insert(process.rank);
+            }
+            if fails && !names {
+                outlived.unnamed.insert(process.rank);
             }
         }
         outlived
     }
 
-    /// Whether others outlived the end of this rank's process. So they did if all others, two at least, suffered from it:
-    /// of ranks that one signal ends, hardly all have the time to notice.
+    /// Whether others outlived the end of this rank's process. So they did if all others, two at least, suffered from
+    /// it: of ranks that one signal ends, hardly all have the time to notice. Those that lost another rank do not count.
     pub(super) fn has(&self, rank: Rank) -> bool {
+        let noted_by = self.noted_by.get(&rank);
+        let by_it = |other: &&Rank| {
+            self.unnamed.contains(*other) || noted_by.is_some_and(|by| by.contains(*other))
+        };
         let all_suffer = self.ranks > 2
-            && self.suffering.len() + 1 == self.ranks
-            && !self.suffering.contains(&rank);
+            && !self.suffering.contains(&rank)
+            && self.suffering.iter().filter(by_it).count() + 1 == self.ranks;
         self.is_any || self.named.contains(&rank) || all_suffer
     }
 }

@@ -10,7 +10,8 @@ mod sizes;
 mod timeline;
 mod why;
 
-/// The views that any job has, with the keys that open them from the first screen.
+/// The views of the recorded jobs of 32 ranks, and some states of them, with the keys that lead there from the first
+/// screen.
 const VIEWS: &[(&str, &str)] = &[
     ("overview", ""),
     ("groups", "2"),

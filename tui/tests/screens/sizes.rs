@@ -1,5 +1,5 @@
-//! The views in several sizes, and what holds in all of them: no panic, ASCII screens are ASCII, problems show
-//! without colors.
+//! The views in several sizes, what holds on every screen (no panic, ASCII screens are ASCII, problems show without
+//! colors), and details of single screens.
 
 use super::VIEWS;
 use super::common::{START_NS, judged, press, recorded, showing};
@@ -79,7 +79,7 @@ fn no_view_panics_at_tiny_sizes_and_the_verdict_is_dropped_last() {
 }
 
 #[test]
-fn the_first_screen_shows_every_rank_in_every_size() {
+fn the_first_screen_shows_every_rank_from_80_by_24_on() {
     for situation in [Situation::StuckRank, Situation::Deadlock] {
         for size in [(80, 24), (100, 36), (120, 38), (120, 40), (200, 50)] {
             let screen = text::of(&showing(recorded(situation), size));
@@ -144,7 +144,7 @@ fn what_was_ruled_out_is_not_cut() {
 }
 
 #[test]
-fn an_end_without_a_time_is_not_called_an_end_at_once() {
+fn an_operation_that_ended_at_an_unknown_time_is_not_said_to_have_taken_none() {
     let mut snapshot = recorded(Situation::Healthy);
     let mut ranks = snapshot.ranks.to_vec();
     for view in &mut ranks {

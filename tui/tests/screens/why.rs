@@ -1,4 +1,4 @@
-//! The tree of waits.
+//! The view that shows why a finding was made (`w`).
 
 use super::common::{press, recorded, showing};
 use rcomm_analyzer::simulate::Situation;
@@ -23,7 +23,7 @@ fn with_another_finding(culprits: &[u32]) -> Snapshot {
     snapshot
 }
 
-/// The page that shows why the second finding is as it is.
+/// The text of that view for the second finding.
 fn why_of_the_second_finding(snapshot: Snapshot) -> String {
     let mut state = showing(snapshot, (200, 50));
     press(&mut state, "6jw");

@@ -56,8 +56,8 @@ fn a_rank_within_a_smaller_group_is_no_rank_of_the_world() {
     assert_eq!((rank, event.group.as_deref()), (None, Some("9")));
     let labeled = read_text(&format!("[rank11]:{line}"));
     assert_eq!(timed_out(&labeled).and_then(|(rank, _)| rank), Some(11));
-    // Beside the default group, both are the same. The rank of the message may be that of another group, in which the
-    // process had an error before.
+    // In the prefix of the default group, the rank within the group is the global rank. The `[Rank 3]` in the message
+    // itself may be the rank within another group, in which the process had an error before.
     for line in [
         format!("[PG ID 0 PG GUID 0(default_pg) Rank 7] Process group watchdog: {TIMEOUT}"),
         TIMEOUT.replace("[Rank 3]", "[PG GUID 0 Rank 7]"),
@@ -309,7 +309,8 @@ fn a_second_failure_at_one_agent_and_a_lower_counter_show_a_restart() {
     let three = failed(7, 10) + &failed(7, 20) + &failed(7, 30);
     assert_eq!(lengths(three), [1, 1, 1]);
     assert_eq!(lengths(failed(7, 10) + &failed(8, 20)), [2]);
-    // Also where no more facts of the attempt are kept. The second one begins after the first report of the agent.
+    // The same once as many facts of an attempt are kept as may be: the second attempt begins after the first report of
+    // the agent.
     let many = format!("[rank1]:{TIMEOUT}\n").repeat(MAX_FACTS);
     let between = failed(7, 10) + &many + &failed(7, 20);
     assert_eq!(lengths(between), [1, MAX_FACTS]);

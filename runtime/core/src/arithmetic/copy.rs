@@ -15,9 +15,10 @@
 //! | EPYC of 2024, far | written at 2 | written at 28, read at 25 |
 //! | EPYC of 2021, far | written at 4 to 7, read at 9 to 13 | written at 18 to 25, read at 10 to 14 |
 //!
-//! Slots of shared memory are reused only after a long round, so that their lines have left the reader's caches. No
-//! table says which row applies to a pair of cores, and under a hypervisor the row changes when cores are
-//! reassigned: [`AdaptiveCopy`] measures both ways.
+//! Slots of shared memory are reused after a round that is long where memory allows it, so that their lines have left
+//! the reader's caches; two ranks instead swap slots, and each writes lines that its own core has. The system does not
+//! tell which row applies to a pair of cores, and under a hypervisor the row changes when cores are reassigned:
+//! [`AdaptiveCopy`] measures both ways.
 
 use super::Level;
 use std::time::{Duration, Instant};
@@ -28,10 +29,10 @@ const LIBRARY_COPY_MAX: usize = 1 << 10;
 /// Copies for another core that reads the copy next: through the caches, or for a while past them where measurements
 /// show that to be faster.
 ///
-/// The time of a copy through the caches depends on where its lines are. Lines that were streamed, and that this core
-/// has read since, are in no other core's caches: while streaming is on, a single copy through the caches does not show
-/// how fast such copies would be without streaming. So streaming ends after a fixed number of bytes, and starts over
-/// after many slow copies in a row.
+/// The time of a copy through the caches depends on where its lines are. Two ranks that swap slots each write where they
+/// have read. After the other rank has streamed such lines and this core has read them, no other core has them: a single
+/// copy through the caches is then fast, and does not show how fast such copies would be without streaming. So streaming
+/// ends after a fixed number of bytes, and starts over after many slow copies in a row.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
@@ -85,16 +86,16 @@ impl Pace {
 impl AdaptiveCopy {
     /// Pieces of at least this many bytes are measured, and streamed while streaming is on.
     const MIN_STREAMED: usize = 16 << 10;
-    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. With this
-    /// and the next two numbers the distances are prime, so that in an operation whose pieces repeat regularly the
-    /// timed piece is not always the same one.
+    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. From
+    /// one such piece to the next it is one more, a prime number, as with the next two constants: in an operation whose
+    /// pieces repeat regularly the timed piece is then not always the same one.
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;
     /// Like [`TRIED_INTERVAL`](Self::TRIED_INTERVAL), until enough streamed copies were timed to know their pace.
     const FIRST_TRIED_INTERVAL: u32 = 12;
     /// A copy through the caches that takes longer than this, in nanoseconds for a byte, is slow. Cores that share a
-    /// cache copy faster, unless the bytes have left the caches.
+    /// cache copy faster, unless the source has to come from memory.
     const SLOW_NANOS_PER_BYTE: f64 = 0.125;
     /// After this many slow bytes, copies change to streaming if it is faster. Fewer slow bytes may come from a
     /// preempted thread, or from the first round through memory that was not used for a while.
@@ -102,8 +103,8 @@ impl AdaptiveCopy {
     /// Streaming has to be this many times as fast as the caches, since the reader of streamed lines finds them in no
     /// cache.
     const MIN_SPEEDUP: f32 = 1.5;
-    /// Streaming stays on for this many bytes. Then the caches are tried again, which costs about 2 % of the
-    /// time.
+    /// Streaming stays on for this many bytes. Then the caches are tried again, which costs 2 to 10 % of the time
+    /// by the rates above.
     const STREAMED_BYTES: usize = 512 << 20;
 
     /// Whether a piece of `len` bytes would be streamed.
@@ -200,8 +201,9 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// Copies `from` to `to` past the caches, for a reader that reads only after many more bytes were copied. On a
-/// processor without AVX2, it copies through the caches.
+/// Copies `from` to `to` past the caches, for a reader that reads only after many more bytes were copied, or for
+/// another core where that was measured to be faster ([`AdaptiveCopy`]). On a processor without AVX2, it copies through
+/// the caches.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -238,9 +240,9 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
     let (to, to_tail) = to.split_at_mut(block_bytes);
     let (from, from_tail) = from.split_at(block_bytes);
     let (target, source, blocks) = (to.as_mut_ptr(), from.as_ptr(), block_bytes / BLOCK);
-    // SAFETY: `target` and `source` each have `blocks` blocks left, one in a slice borrowed for writing and
-    // one in a slice borrowed for reading, so that they do not overlap. The target begins at a multiple of
-    // 64, or there is no block (`head`). The caller passes only a level that the processor has.
+    // SAFETY: `target` and `source` each have `blocks` blocks, one in a slice borrowed for writing and one in a slice
+    // borrowed for reading, so that they do not overlap. `head` bytes were split off, so the target begins at a multiple
+    // of 64, or no block is left. The caller passes only a level that the processor has.
     unsafe {
         match (level, stores) {
             #[cfg(target_arch = "x86_64")]
@@ -264,11 +266,11 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usize) {
     use std::arch::x86_64::*;
+    // Four vectors at a time, so that the compiler does not replace the loop by a call of `memcpy`.
     for block in 0..blocks {
         // SAFETY: `block` is less than `blocks`, so 256 bytes at both addresses are among those that the caller
         // guarantees to be readable and writable. Loads need no alignment; stores go to multiples of 64, since `to`
-        // begins at one and 64 divides both steps. Four vectors at a time, so that the compiler does not replace
-        // the loop by a call of `memcpy`.
+        // begins at such a multiple and 64 divides both steps.
         unsafe {
             let from = from.add(block * 256).cast::<__m512i>();
             let to = to.add(block * 256).cast::<__m512i>();

@@ -71,8 +71,9 @@ fn pytorchs_variables_are_read_in_their_units_and_rcomms_have_precedence() {
     assert_eq!(config.signal_interval, Duration::from_millis(70));
     assert_eq!(config.init_timeout, Duration::from_millis(900));
     assert_eq!(config.ring_entries, 10);
-    let off = config_of(&[("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")]).unwrap();
-    assert_eq!(off.ring_entries, Config::default().ring_entries);
+    // 0 turns PyTorch's recorder off. Ours stays on, and its ring keeps its size.
+    let zero = config_of(&[("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")]).unwrap();
+    assert_eq!(zero.ring_entries, Config::default().ring_entries);
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl StepMeter {
                 rank,
                 ring_steps,
                 operations_per_step,
-                "the ring holds few steps: RCOMM_RING_STEPS=8x{operations_per_step} gives it room for eight"
+                "the ring holds few steps: RCOMM_RING_STEPS=8x{operations_per_step}, in place of another size, gives it room for eight"
             );
         } else {
             tracing::info!(

@@ -18,10 +18,10 @@ use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
 impl PeerChannel {
-    /// Reads a message with exactly this head for the receive `id`, if the message is next on the channel, no earlier
+    /// Reads a message with exactly this frame before it for the receive `id`, if the message is next on the channel, no earlier
     /// receive is posted, no message is kept for a later receive, and no reply is to be written.
     #[inline]
-    fn take_next(&mut self, id: u64, head: &[u8; FRAME_BYTES], into: &mut [u8]) -> Found {
+    fn take_next(&mut self, id: u64, frame: &[u8; FRAME_BYTES], into: &mut [u8]) -> Found {
         let first = self.waiting.front();
         let is_next = first.is_some_and(|waiting| waiting.receive == id)
             && self.kept.is_empty()
@@ -31,7 +31,7 @@ impl PeerChannel {
             return Found::Other;
         };
         // An error is ignored here: it occurs again when the ordinary request reads the channel, and is reported.
-        let found = channel.read_after(head, into).unwrap_or(Found::Other);
+        let found = channel.read_after(frame, into).unwrap_or(Found::Other);
         if found == Found::All {
             self.waiting.pop_front();
         }
@@ -127,7 +127,7 @@ impl P2p {
         policy: &mut WaitPolicy<'_>,
     ) -> Option<Request> {
         let id = self.next_id();
-        let head = Frame::eager(tag, dtype, bytes.len()).encode();
+        let frame = Frame::eager(tag, dtype, bytes.len()).encode();
         let mut peer = lock(&self.peers[from]);
         peer.waiting.push_back(WaitingReceive {
             receive: id,
@@ -135,7 +135,7 @@ impl P2p {
             from_any: false,
         });
         loop {
-            let empty = match peer.take_next(id, &head, bytes) {
+            let empty = match peer.take_next(id, &frame, bytes) {
                 Found::All => return None,
                 Found::Nothing(empty) => empty,
                 Found::Other => break,

@@ -226,6 +226,6 @@ fn a_rank_that_waited_for_another_message_of_the_group_is_not_the_cause() {
             .collect();
         dumps.push(record(0, RANKS, &[FIRST]));
         let report = analyze(&dumps, &Policy::default());
-        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[0][..]));
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[0][..]));
     }
 }

@@ -130,7 +130,7 @@ impl CpuGroup {
     /// For whom a rank had waited until its time-out, if the group has failed because of that.
     fn awaited(&self) -> Option<Awaited> {
         let failure = self.stop.reason()?.failure(self.mesh.rank());
-        (failure.kind == FailureKind::Timeout).then(|| Awaited {
+        (failure.kind == FailureKind::Timeout).then_some(Awaited {
             by: failure.seen_by,
             count: failure.rank_count as usize,
             ranks: failure.ranks,

@@ -181,12 +181,12 @@ fn odds(job: &mut Job, random: &mut Random) {
 fn give_up(history: &mut History, random: &mut Random) {
     let failed = |life: &super::run::Life| life.failures.first().map(|failure| failure.at);
     let first = history.lives.iter().filter_map(failed).min();
-    let tells = random.chance(0.5);
+    let is_noticed = random.chance(0.5);
     for life in &mut history.lives {
         let own = failed(life).map(|at| at + random.between(1, 8) as i64 * MS);
-        let heard = first.filter(|_| tells);
-        let heard = heard.map(|at| at + random.between(5, 400) as i64 * MS);
-        let written = own.into_iter().chain(heard).min();
+        let noticed = first.filter(|_| is_noticed);
+        let noticed = noticed.map(|at| at + random.between(5, 400) as i64 * MS);
+        let written = own.into_iter().chain(noticed).min();
         let can_write = |at: &i64| {
             life.gone.is_none_or(|gone| gone.at > *at)
                 && life.stopped.is_none_or(|stopped| stopped > *at)

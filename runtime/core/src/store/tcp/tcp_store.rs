@@ -26,9 +26,8 @@ const IDLE: usize = 8;
 /// kept for later calls. A `get` of a key that is there is one round trip. A `set` returns when the server has the
 /// value, which makes it visible to every later call of any client.
 ///
-/// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not
-/// answered within the store's own time-out. A call that waits fails at its own time-out, or 2 s later if the
-/// server has stopped answering.
+/// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not answered within
+/// the store's own time-out. A call that waits fails at its own time-out, or 2 s later if the server is silent.
 pub struct TcpStore {
     host: String,
     /// The address at which the server was reached: no name is looked up where a thread's limit must hold.

@@ -1,9 +1,13 @@
 //! All logs of one attempt of a job together: which ranks timed out in which operation, and the progress of each rank.
 
-use super::facts::{Attempt, Event, Fact, Log, Progress, TimedOut};
+use super::facts::{Attempt, Ended, Event, Fact, Log, Progress, TimedOut};
 use crate::report::LogLine;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) const SIGABRT: i32 = 6;
+pub(super) const SIGKILL: i32 = 9;
+pub(super) const SIGTERM: i32 = 15;
 
 /// A fact with the log that it comes from.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +106,44 @@ impl<'a> Digest<'a> {
     /// Whether any log states that the job was asked to end.
     pub(super) fn was_terminated(&self) -> bool {
         !self.terminations.is_empty()
+    }
+
+    /// The process that ended first: the one that the launcher names, or the first in the log that was not terminated by
+    /// SIGTERM. What ends after the job was asked to end does not count: some processes end by another signal then, or with
+    /// an error because their peers have gone.
+    pub(super) fn first_end(&self) -> Option<(Seen<'a>, &'a Ended)> {
+        let ends = || {
+            self.all
+                .iter()
+                .filter_map(|&seen| match &seen.fact.event {
+                    Event::Ended(end) => Some((seen, end)),
+                    _ => None,
+                })
+                .filter(|&(seen, _)| !self.is_after_termination(seen))
+        };
+        ends()
+            .find(|(_, end)| end.first)
+            .or_else(|| ends().find(|(_, end)| end.code != -SIGTERM))
+    }
+
+    /// Whether the log of this line states before it that the job was asked to end.
+    pub(super) fn is_after_termination(&self, seen: Seen<'_>) -> bool {
+        let asked = self.termination_beside(seen);
+        asked.is_some_and(|line| line < seen.fact.line)
+    }
+
+    /// The facts that may show why the job failed, of a job that was asked to end, too. If nothing else explains its end,
+    /// only those count that the same log has before that: processes that end close their connections.
+    pub(super) fn before_the_end(&self) -> impl Iterator<Item = Seen<'a>> {
+        let are_others_late =
+            self.was_terminated() && !self.any_timed_out() && self.first_end().is_none();
+        self.all
+            .iter()
+            .copied()
+            .filter(move |&seen| match self.termination_beside(seen) {
+                Some(line) => seen.fact.line < line,
+                None => !are_others_late,
+            })
     }
 
     /// Finds the furthest progress of each rank in each group.

@@ -3,7 +3,6 @@
 use super::conclusion::Conclusion;
 use super::digest::{Digest, Seen};
 use super::facts::Event;
-use super::failures::first_end;
 use crate::report::format::{format_ranks, format_time};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;
@@ -44,7 +43,9 @@ pub(super) fn timed_out(digest: &Digest<'_>) -> Option<Conclusion> {
     let longest = waits.iter().map(|(.., time_out)| *time_out).max()?;
     let ranks: BTreeSet<Rank> = waits.iter().map(|(_, rank, _)| *rank).collect();
     // The others waited for the process that ended first by itself.
-    let first = first_end(digest).and_then(|(seen, end)| seen.fact.rank.filter(|_| end.code != 0));
+    let first = digest
+        .first_end()
+        .and_then(|(seen, end)| seen.fact.rank.filter(|_| end.code != 0));
     if first.is_some_and(|rank| !ranks.contains(&rank)) {
         return None;
     }

@@ -13,6 +13,7 @@
 mod attempts;
 mod conclusion;
 mod digest;
+mod ends;
 mod facts;
 mod failures;
 mod gloo;

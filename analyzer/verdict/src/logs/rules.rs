@@ -3,7 +3,7 @@
 use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, Seen, is_world};
 use super::facts::{Absent, Event, Issued};
-use super::{failures, gloo, timeouts};
+use super::{ends, failures, gloo, timeouts};
 use crate::report::format::format_ranks;
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;
@@ -15,22 +15,22 @@ type Rule = fn(&Digest<'_>) -> Option<Conclusion>;
 /// Rules that prove a cause come before rules that suggest one.
 const RULES: &[Rule] = &[
     differ,
-    failures::killed,
+    ends::killed,
     failures::no_shared_memory,
     failures::same_device,
     timeouts::differ,
     not_joined,
     barrier,
     timeouts::behind,
-    failures::raised,
+    ends::raised,
     failures::device,
     failures::sizes,
     timeouts::silent,
     gloo::timed_out,
-    failures::terminated,
+    ends::terminated,
     failures::peer_lost,
     failures::unreachable,
-    failures::exited,
+    ends::exited,
     timeouts::all_inside,
     failures::watchdog_stuck,
     timeouts::undecided,

@@ -4,7 +4,12 @@ use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::print::human::one_line;
 use rcomm_analyzer::print::json;
 use rcomm_analyzer::{Analysis, Code, Extent, Policy, Report, Unread, Verdict, logs};
+use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
+
+mod ends;
+mod joins;
+mod ranks;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
@@ -27,7 +32,7 @@ fn judge(paths: &[PathBuf]) -> Report {
 }
 
 /// The report on a log of these lines.
-fn judge_lines(lines: &[String]) -> Report {
+fn judge_lines<Line: Borrow<str>>(lines: &[Line]) -> Report {
     let file = tempfile::Builder::new().suffix(".log").tempfile();
     let file = file.expect("a temporary file can be made");
     std::fs::write(file.path(), lines.join("\n")).expect("the file system has space");
@@ -112,6 +117,9 @@ fn dump_signal(rank: u32, newest: u64) -> String {
 /// A line from which the size of the job is known.
 const INIT: &str =
     "n1:81:90 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 8 cudaDev 0 - Init COMPLETE";
+
+/// A line after which the lines of a later attempt follow.
+const RESTART: &str = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group";
 
 /// A log of a job of eight ranks, of which these timed out in an all_reduce.
 fn all_reduce_timeouts(ranks: impl Iterator<Item = u32>) -> Vec<String> {
@@ -212,10 +220,9 @@ fn a_killed_process_comes_before_those_that_waited_for_it() {
 
 #[test]
 fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
-    let restart = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group";
     // Rank 5 was missing in the first attempt, rank 2 in the second.
     let mut lines = all_reduce_timeouts((0..8).filter(|&rank| rank != 5));
-    lines.push(restart.to_owned());
+    lines.push(RESTART.to_owned());
     lines.extend(all_reduce_timeouts((0..8).filter(|&rank| rank != 2)));
     let report = judge_lines(&lines);
     let first = &report.findings[0];
@@ -233,15 +240,11 @@ fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
     );
     // Without a failure since, the report is about the earlier attempt and states that.
     let mut lines = all_reduce_timeouts(0..8);
-    lines.push(restart.to_owned());
+    lines.push(RESTART.to_owned());
     let report = judge_lines(&lines);
     let sentence = &report.findings[0].sentence;
     assert_eq!(report.findings[0].code, Code::E135);
     assert!(sentence.contains("restarted after that"), "{sentence}");
-    // Records are of the newest attempt: no line of an earlier one is cited with them.
-    let mut earlier = timed_out(0, 1, "ALLREDUCE", 512, 1).to_vec();
-    earlier.push(restart.to_owned());
-    assert!(judge_with_log(&earlier).findings[0].log.is_empty());
 }
 
 #[test]
@@ -333,121 +336,6 @@ fn a_long_log_is_read_as_a_stream() {
     assert_eq!(loaded.problems, []);
     assert_eq!(loaded.logs[0].lines, 300_017);
     assert_eq!(loaded.logs[0].facts().count(), 16);
-}
-
-/// The report on the records of a job in which one rank never joined, and on a log of these lines.
-fn judge_with_log(lines: &[String]) -> Report {
-    let folder = tempfile::tempdir().expect("a temporary directory can be made");
-    let log = folder.path().join("job.log");
-    std::fs::write(&log, lines.join("\n")).expect("the file system has space");
-    judge(&[fixtures().join("dumps/never-join-w4"), log])
-}
-
-#[test]
-fn a_log_agrees_with_records_or_contradicts_them() {
-    let alone = judge_with_log(&["[rank0]: ValueError: of no use".to_owned()]);
-    let first = &alone.findings[0];
-    let seq = first.seq.expect("the finding has a number");
-    let culprit = first.culprit_ranks[0];
-    let group = &first.group.as_ref().expect("the finding has a group").name;
-    assert_eq!(group, "0");
-    let others = (0..4).filter(|&rank| rank != culprit);
-    let lines: Vec<String> = others
-        .flat_map(|rank| timed_out(rank, seq, "ALLREDUCE", 512, seq))
-        .collect();
-    let supported = judge_with_log(&lines);
-    let log = &supported.findings[0].log;
-    assert!(
-        log.len() >= 3 && log.iter().all(|line| !line.contradicts),
-        "{log:?}"
-    );
-    assert_eq!(supported.findings[0].sentence, first.sentence);
-    let contradicted = judge_with_log(&timed_out(culprit, seq, "ALLREDUCE", 512, seq));
-    assert!(contradicted.findings[0].log[0].contradicts);
-    assert_eq!(contradicted.findings[0].code, first.code);
-}
-
-#[test]
-fn the_time_out_of_a_culprit_contradicts_only_a_finding_that_it_never_issued_the_operation() {
-    // Rank 1 issued the operation, but only after the time-out of its peers. Then it timed out, too.
-    let late = fixtures().join("circumstances/nccl-late-w8");
-    // The culprit's record is missing, so nothing shows whether it came.
-    let unread = tempfile::tempdir().expect("a temporary directory can be made");
-    for rank in [0, 2, 3] {
-        let name = format!("rank_{rank}");
-        let dump = fixtures()
-            .join("dumps/never-join-w4/pickle")
-            .join(format!("rank_{rank}"));
-        std::fs::copy(dump, unread.path().join(name)).expect("the dump can be copied");
-    }
-    let unread = unread.path().to_owned();
-    for (records, code, end) in [
-        (&late, Code::E101, "#43"),
-        (&unread, Code::E102, ", so it had issued it"),
-    ] {
-        let alone = judge(std::slice::from_ref(records));
-        let first = &alone.findings[0];
-        assert_eq!(first.code, code, "{}", first.sentence);
-        let (culprit, seq) = (first.culprit_ranks[0], first.seq.expect("a number"));
-        let folder = tempfile::tempdir().expect("a temporary directory can be made");
-        let log = folder.path().join("job.log");
-        let lines = timed_out(culprit, seq, "ALLREDUCE", 512, seq).join("\n");
-        std::fs::write(&log, lines).expect("the file system has space");
-        let report = judge(&[records.clone(), log]);
-        assert_eq!(report.findings[0].code, code);
-        let line = &report.findings[0].log[0];
-        assert_eq!(line.rank, Some(culprit));
-        assert!(line.text.ends_with(end), "{}", line.text);
-        assert!(!line.contradicts, "{}", line.text);
-    }
-}
-
-#[test]
-fn a_log_of_another_group_does_not_contradict_records() {
-    let alone = judge_with_log(&["[rank0]: ValueError: of no use".to_owned()]);
-    let culprit = alone.findings[0].culprit_ranks[0];
-    let mut others = (0..4).filter(|&rank| rank != culprit);
-    let odd = others.next().expect("three ranks are left");
-    let in_group = |group: &str| -> Vec<String> {
-        let lines = (0..4).filter(|&rank| rank != culprit).flat_map(|rank| {
-            let op = if rank == odd {
-                "BROADCAST"
-            } else {
-                "ALLREDUCE"
-            };
-            timed_out(rank, 9, op, 512, 9)
-        });
-        lines
-            .map(|line| line.replace("0(default_pg)", group))
-            .collect()
-    };
-    let of_same = judge_with_log(&in_group("0(default_pg)"));
-    let line = &of_same.findings[0].log[0];
-    assert!(line.contradicts, "{line:?}");
-    let of_other = judge_with_log(&in_group("tp_1"));
-    let log = &of_other.findings[0].log;
-    let cited = log.iter().find(|line| line.text.contains("on group tp_1"));
-    assert!(cited.is_some_and(|line| !line.contradicts), "{log:?}");
-}
-
-#[test]
-fn a_finding_of_a_log_has_the_group_that_the_records_know_by_its_name() {
-    let folder = tempfile::tempdir().expect("a temporary directory can be made");
-    let log = folder.path().join("job.log");
-    let lines = (0..3).flat_map(|rank| timed_out(rank, 41, "ALLREDUCE", 512, 41));
-    let mut lines: Vec<String> = lines.collect();
-    lines.push(dump_signal(3, 40));
-    std::fs::write(&log, lines.join("\n")).expect("the file system has space");
-    let report = judge(&[fixtures().join("dumps/healthy-w4"), log]);
-    let first = &report.findings[0];
-    assert_eq!((first.code, first.seq), (Code::E101, Some(41)));
-    let group = first.group.as_ref();
-    assert_eq!(
-        group.map(|group| group.name.as_str()),
-        Some("0"),
-        "{first:?}"
-    );
-    assert_eq!(group.map(|group| group.ranks.len()), Some(4), "{first:?}");
 }
 
 #[test]
@@ -597,17 +485,4 @@ fn the_exception_of_a_rank_that_was_then_aborted_is_cited() {
     assert_eq!(finding.next, "read the traceback above line 1");
     let lines: Vec<u64> = finding.log.iter().map(|line| line.line).collect();
     assert_eq!(lines, [5, 1]);
-}
-
-#[test]
-fn time_outs_in_the_log_of_a_cancelled_job_are_cited() {
-    let folder = tempfile::tempdir().expect("a temporary directory can be made");
-    let log = folder.path().join("job.log");
-    // Without a label, this is the rank within some group.
-    let line = timed_out(1, 41, "ALLREDUCE", 512, 41)[0].replace("[rank1]:", "");
-    std::fs::write(&log, line).expect("the file system has space");
-    let report = judge(&[fixtures().join("lives/cancelled-w4"), log]);
-    assert_eq!(report.verdict, Verdict::Cancelled);
-    let mut cited = report.findings.iter().flat_map(|finding| &finding.log);
-    assert!(cited.any(|line| line.line == 1), "{:?}", report.findings);
 }

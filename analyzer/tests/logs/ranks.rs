@@ -1,19 +1,7 @@
 //! Tests that a log alone names no rank of a process group as one of the job.
 
-use rcomm_analyzer::load::{LoadOptions, load};
-use rcomm_analyzer::{Analysis, Code, Policy, Report, logs};
-
-/// The report on a log of these lines.
-fn judge_lines(lines: &[String]) -> Report {
-    let file = tempfile::Builder::new().suffix(".log").tempfile();
-    let file = file.expect("a temporary file can be made");
-    std::fs::write(file.path(), lines.join("\n")).expect("the file system has space");
-    let paths = [file.path().to_owned()];
-    let loaded = load(&paths, &LoadOptions::default(), |_| ()).expect("the path exists");
-    let mut report = Analysis::new(Policy::default()).finish();
-    logs::join(&mut report, &loaded.logs);
-    report
-}
+use super::judge_lines;
+use rcomm_analyzer::Code;
 
 #[test]
 fn ranks_within_a_group_are_no_ranks_of_the_job() {

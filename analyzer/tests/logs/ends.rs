@@ -1,14 +1,7 @@
 //! Tests logs of jobs that were asked to end, and of ranks that waited for others when they ended.
 
-use rcomm_analyzer::{Analysis, Code, Policy, Report, Verdict, log, logs};
-
-/// The report on one log of these lines.
-fn judge(lines: &[&str]) -> Report {
-    let log = log::read("job.log", None, lines.join("\n").as_bytes()).expect("memory can be read");
-    let mut report = Analysis::new(Policy::default()).finish();
-    logs::join(&mut report, &[log]);
-    report
-}
+use super::judge_lines;
+use rcomm_analyzer::{Code, Verdict};
 
 const CANCELLED: &str =
     "slurmstepd: error: *** STEP 4711.0 ON n1 CANCELLED AT 2026-09-21T14:20:11 ***";
@@ -29,7 +22,7 @@ fn no_process_is_blamed_for_its_end_after_the_job_was_cancelled() {
         ],
         &[signal, closed],
     ] {
-        let report = judge(lines);
+        let report = judge_lines(lines);
         assert_eq!(report.verdict, Verdict::Inconclusive, "{lines:?}");
         let first = &report.findings[0];
         assert!(first.culprit_ranks.is_empty(), "{first:?}");
@@ -41,7 +34,7 @@ fn no_process_is_blamed_for_its_end_after_the_job_was_cancelled() {
 
 #[test]
 fn a_process_that_ended_before_the_job_was_cancelled_is_named() {
-    let report = judge(&[
+    let report = judge_lines(&[
         "srun: error: n1: task 3: Killed",
         CANCELLED,
         "srun: error: n1: task 0: Killed",
@@ -54,7 +47,7 @@ fn a_process_that_ended_before_the_job_was_cancelled_is_named() {
 #[test]
 fn a_rank_that_aborted_is_not_blamed_if_its_own_log_is_missing() {
     // After a time-out, PyTorch's watchdog ends the process like this.
-    let report = judge(&["srun: error: n1: task 0: Aborted (core dumped)", CANCELLED]);
+    let report = judge_lines(&["srun: error: n1: task 0: Aborted (core dumped)", CANCELLED]);
     let first = &report.findings[0];
     assert_eq!(first.code, Code::E150);
     assert!(first.confidence <= 0.5, "{first:?}");
@@ -68,22 +61,22 @@ fn a_failure_before_the_job_was_cancelled_is_reported() {
     let closed = "[rank2]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer \
                   [10.0.0.7]:28511";
     for before in [&[lines.as_str()][..], &[&lines, "step 9"]] {
-        let report = judge(&[before, &[CANCELLED, closed]].concat());
+        let report = judge_lines(&[before, &[CANCELLED, closed]].concat());
         assert_eq!(report.findings[0].code, Code::E152, "{report:?}");
     }
     // After the end, it is a consequence.
-    let report = judge(&[CANCELLED, &lines]);
+    let report = judge_lines(&[CANCELLED, &lines]);
     assert_eq!(report.findings[0].code, Code::N302);
     let aborted = "[rank1]:[E626 06:24:44.9 ProcessGroupNCCL.cpp:616] [Rank 1] Some NCCL operations failed: \
                    WorkNCCL(SeqNum=41, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) raised the following \
                    async exception: NCCL error: remote process exited";
-    let first = judge(&[aborted, CANCELLED]).findings.remove(0);
+    let first = judge_lines(&[aborted, CANCELLED]).findings.remove(0);
     assert!(first.sentence.contains("aborted an operation"), "{first:?}");
 }
 
 #[test]
 fn a_line_about_several_tasks_shows_that_the_job_did_not_end_from_outside() {
-    let first = judge(&[
+    let first = judge_lines(&[
         "srun: error: n1: tasks 0,2-3: Exited with exit code 1",
         CANCELLED,
     ])
@@ -99,10 +92,10 @@ fn no_exception_after_the_job_was_cancelled_accuses_its_rank() {
         "[rank2]: RuntimeError: DataLoader worker (pid 812) is killed by signal: Terminated.",
         "[rank2]: n1:81:90 [2] enqueue.cc:1 NCCL WARN Cuda failure 'driver shutting down'",
     ] {
-        let first = judge(&[CANCELLED, line]).findings.remove(0);
+        let first = judge_lines(&[CANCELLED, line]).findings.remove(0);
         assert_eq!(first.code, Code::N302, "{first:?}");
         assert!(first.culprit_ranks.is_empty(), "{first:?}");
-        let first = judge(&[line, CANCELLED]).findings.remove(0);
+        let first = judge_lines(&[line, CANCELLED]).findings.remove(0);
         assert_eq!(first.culprit_ranks, [2], "{first:?}");
     }
 }
@@ -134,10 +127,10 @@ fn a_rank_that_timed_out_in_another_group_is_not_behind() {
                  signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last \
                  enqueued NCCL work: 40, last completed NCCL work: 40.";
     lines.push(waits.to_owned());
-    let behind = judge(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let behind = judge_lines(&lines.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(behind.findings[0].culprit_ranks, [6]);
     lines.extend(timed_out(6, "5(tp)", 90, 90));
-    let report = judge(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let report = judge_lines(&lines.iter().map(String::as_str).collect::<Vec<_>>());
     let blamed = report
         .findings
         .iter()
@@ -158,7 +151,7 @@ fn a_rank_that_had_not_come_is_doubted_where_others_timed_out_in_another_group()
     lines.extend((0..3).flat_map(|rank| timed_out(rank, "0(default_pg)", 41, 41)));
     for (extra, is_sure) in [(None, true), (Some(timed_out(3, "5(tp)", 90, 90)), false)] {
         lines.extend(extra.into_iter().flatten());
-        let report = judge(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let report = judge_lines(&lines.iter().map(String::as_str).collect::<Vec<_>>());
         let first = &report.findings[0];
         assert_eq!(
             (first.code, first.culprit_ranks.as_slice()),

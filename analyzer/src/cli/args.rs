@@ -3,7 +3,7 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rcomm_analyzer::parse_duration;
 use rcomm_analyzer::source::{HostPort, WorkerAddress};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::{IntErrorKind, NonZeroU32, NonZeroUsize, ParseIntError};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -173,21 +173,20 @@ impl Default for JudgeArgs {
 pub(crate) struct AsOf(pub(crate) i64);
 
 impl std::str::FromStr for AsOf {
-    type Err = String;
+    type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let time = match text {
             "now" => std::time::SystemTime::now(),
-            text => humantime::parse_rfc3339_weak(text).map_err(|_| {
-                "expected `now`, or a time in UTC as 2026-01-31T13:00:05Z".to_owned()
-            })?,
+            text => humantime::parse_rfc3339_weak(text)
+                .map_err(|_| "expected `now`, or a time in UTC as 2026-01-31T13:00:05Z")?,
         };
         let since = time
             .duration_since(std::time::UNIX_EPOCH)
-            .map_err(|_| "a time before 1970".to_owned())?;
+            .map_err(|_| "expected a time after 1970")?;
         i64::try_from(since.as_nanos())
             .map(Self)
-            .map_err(|_| "a time after 2262".to_owned())
+            .map_err(|_| "expected a time before 2262")
     }
 }
 
@@ -199,11 +198,10 @@ impl std::str::FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let digits = text
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
+        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
+        let number = &text[..text.len() - unit.len()];
         let shift = match unit.trim().to_ascii_lowercase().as_str() {
+            _ if number.is_empty() => return Err("it has to begin with a whole number".to_owned()),
             "" | "b" => 0,
             "k" | "kib" => 10,
             "m" | "mib" => 20,
@@ -211,18 +209,19 @@ impl std::str::FromStr for ByteSize {
             "t" | "tib" => 40,
             _ => return Err(format!("{unit:?} is not a unit; use KiB, MiB, GiB or TiB")),
         };
-        let number: u64 = number
-            .parse()
-            .map_err(|_| "it has to begin with a whole number".to_owned())?;
-        let bytes = number.checked_mul(1 << shift).ok_or("it is too large")?;
-        Ok(Self(bytes))
+        let number: Option<u64> = number.parse().ok();
+        let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+        Ok(Self(bytes.ok_or("it is too large")?))
     }
 }
 
 /// Parses a number from 1.
-fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
-    text.parse()
-        .map_err(|_| "not a whole number from 1, or too large".to_owned())
+fn number<N: std::str::FromStr<Err = ParseIntError>>(text: &str) -> Result<N, &'static str> {
+    let parsed: Result<N, ParseIntError> = text.parse();
+    parsed.map_err(|error| match error.kind() {
+        IntErrorKind::PosOverflow => "it is too large",
+        _ => "expected a whole number of at least 1",
+    })
 }
 
 /// Watch a folder while dumps arrive in it, and report once the dumps of all ranks are there.

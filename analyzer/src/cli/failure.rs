@@ -1,6 +1,6 @@
 //! The errors that end a command, with messages and hints.
 
-use rcomm_analyzer::format::{bytes, duration_ms, printable};
+use rcomm_analyzer::format::{bytes, count, duration_ms, printable};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Find(#[from] rcomm_analyzer::load::FindError),
     /// The records do not fit into the memory limit.
-    #[error("the records need more than {} of memory; {dumps_read} dumps were read", bytes(*limit))]
+    #[error("the records need more than {} of memory; read so far: {}", bytes(*limit), count(*dumps_read as u64, "dump"))]
     MemoryLimit { limit: u64, dumps_read: usize },
     /// Nothing arrived in a watched folder.
     #[error("nothing arrived in {} within {}", dir.display(), duration_ms(after.as_secs_f64() * 1e3))]

@@ -281,8 +281,8 @@ impl States {
         self.groups.get(group).copied().unwrap_or(GroupState::Idle)
     }
 
-    /// The name of a group's state for readers, where `report` is the report of these states. A group whose operation has
-    /// failed is `failed`, also if its ranks are at fault: none of them is stuck any more.
+    /// The name of a group's state for readers, where `report` is the report of these states. A group whose operation
+    /// has failed is `failed`, also if its ranks are at fault: none of them is stuck any more.
     pub fn group_word(&self, report: &Report, group: &GroupRef) -> &'static str {
         self.ended_state(report, group).word()
     }

@@ -528,9 +528,13 @@ fn a_reached_memory_limit_is_one_clear_line_and_exit_code_two() {
     );
     let enough = run(&["analyze", &dumps, "--memory-limit", "4GiB"]);
     assert_eq!(enough.code, Some(1), "{}", enough.stderr);
-    let wrong = run(&["analyze", &dumps, "--memory-limit", "4parsecs"]);
-    assert_eq!(wrong.code, Some(2));
-    assert!(wrong.stderr.contains("is not a unit"), "{}", wrong.stderr);
+    for (limit, why) in [
+        ("4parsecs", "is not a unit"),
+        ("99999999999999999999", "it is too large"),
+    ] {
+        let wrong = run(&["analyze", &dumps, "--memory-limit", limit]);
+        assert!(wrong.stderr.contains(why), "{}", wrong.stderr);
+    }
 }
 
 #[test]

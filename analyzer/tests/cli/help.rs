@@ -44,7 +44,11 @@ fn usage_error_exits_with_2_and_names_the_argument() {
         (&["dumps-of-rank.7"][..], "dumps-of-rank.7: No such file"),
         (
             &["analyze", "--world-size", "0", "x"][..],
-            "not a whole number from 1",
+            "expected a whole number of at least 1",
+        ),
+        (
+            &["analyze", "--world-size", "4294967296", "x"][..],
+            "it is too large",
         ),
         (&["analyze", "--overdue", "5", "x"][..], "write 500ms, 5s"),
     ] {

@@ -226,7 +226,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     one == other || resolved(one).is_some_and(|one| resolved(other) == Some(one))
 }
 
-/// What lies in a folder, nothing if the folder does not exist; or the reason why it cannot be listed, as a text.
+/// The entries of a folder; empty if the folder does not exist. The error is a clause on why it cannot be listed.
 fn entries_of(folder: &Path) -> Result<Vec<DirEntry>, String> {
     match std::fs::read_dir(folder) {
         Ok(entries) => Ok(entries.flatten().collect()),
@@ -235,7 +235,7 @@ fn entries_of(folder: &Path) -> Result<Vec<DirEntry>, String> {
     }
 }
 
-/// What an entry of a folder of dumps is, as [`load`](rcomm_analyzer::load) sees it.
+/// The kind of an entry in a folder of dumps, by the rules of [`load`](rcomm_analyzer::load).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     File,
@@ -245,7 +245,7 @@ enum Kind {
     Other,
 }
 
-/// What this entry is.
+/// The kind of this entry.
 fn kind_of(entry: &DirEntry) -> Kind {
     if entry.file_name().as_encoded_bytes().starts_with(b".") {
         return Kind::Other;

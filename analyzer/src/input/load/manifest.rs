@@ -36,8 +36,8 @@ impl Manifest {
     }
 
     /// One sentence for each host and each file that is absent, and then one for each reason for which ranks are
-    /// absent. A sentence on ranks also has the states of at most [`MOST_PROCESSES`] of their processes, if the manifest
-    /// has them.
+    /// absent. A sentence on ranks also has the states of at most [`MOST_PROCESSES`] of their processes, if the
+    /// manifest has them.
     pub(super) fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         // The reasons in the order of their first rank, with the ranks and the states of their processes.

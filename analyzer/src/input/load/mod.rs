@@ -400,8 +400,8 @@ impl Worker<'_> {
     }
 }
 
-/// The rank in the name of a file of logs or stacks; `None` if the name does not contain the word `rank`, since its numbers may
-/// then be those of jobs and days.
+/// The rank in the name of a file of logs or stacks; `None` if the name does not contain the word `rank`, since its
+/// numbers may then be those of jobs and days.
 fn log_rank(path: &str, rank_of_name: Option<Rank>) -> Option<Rank> {
     let file = path.rsplit('/').next().unwrap_or(path);
     rank_of_name.filter(|_| file.to_ascii_lowercase().contains("rank"))

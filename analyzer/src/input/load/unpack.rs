@@ -130,8 +130,8 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     stream(&mut &bytes[..], name, 0, worker, &ranks)
 }
 
-/// The largest ratio of unpacked to packed size. Records shrink to a few percent. A file that shrinks a thousandfold, as
-/// one that is compressed several times can, would take hours and hold nothing useful.
+/// The largest ratio of unpacked to packed size. Records shrink to a few percent. A file that shrinks a thousandfold,
+/// as one that is compressed several times can, would take hours and hold nothing useful.
 const MAX_RATIO: u64 = 1000;
 
 /// The number of bytes that a file of `packed` bytes may unpack to. It is larger than the largest file that is read, so
@@ -443,8 +443,8 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     }
 }
 
-/// Reads a ring in an archive, in a compressed file or from standard input. A ring can only be read from a file, so it is
-/// copied to a temporary one, which has no name and so does not outlive this process.
+/// Reads a ring in an archive, in a compressed file or from standard input. A ring can only be read from a file, so it
+/// is copied to a temporary one, which has no name and so does not outlive this process.
 fn ring(
     reader: &mut dyn Read,
     name: &str,

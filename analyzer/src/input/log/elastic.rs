@@ -49,8 +49,8 @@ pub(super) fn read_line(line: &Line<'_>, failures: &mut FailureList, found: &mut
     }
 }
 
-/// Whether a launcher states that it was asked to end the job: `slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT …`, or
-/// `Received 15 death signal, shutting down workers` of torchrun.
+/// Whether a launcher states that it was asked to end the job: `slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT …`,
+/// or `Received 15 death signal, shutting down workers` of torchrun.
 fn is_termination(text: &str) -> bool {
     let by_slurm = text.contains("slurmstepd: error: *** ") && text.contains(" CANCELLED AT ");
     let by_torchrun = text.contains("Received ") && text.contains(" death signal, shutting down");

@@ -99,7 +99,8 @@ fn rank_of(line: &Line<'_>) -> Option<Rank> {
     line.label.rank.or_else(label_within).or_else(of_world)
 }
 
-/// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]`, `[PG GUID 2 Rank 0]` or `[PG 0 (default_pg) Rank 0]`.
+/// The group in `[PG ID 1 PG GUID 1(dp) Rank 0]`, `[PG 3 Rank 4]`, `[PG GUID 2 Rank 0]` or
+/// `[PG 0 (default_pg) Rank 0]`.
 fn group_of(text: &str) -> Option<&str> {
     prefix_of(text).map(|(group, _)| group)
 }

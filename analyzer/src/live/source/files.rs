@@ -72,7 +72,7 @@ impl Poll {
             let Some(rank) = loaded.dump.identity.rank else {
                 problems.push(Problem::unreadable_dump(
                     loaded.path,
-                    "skipped: neither the record nor the file name states its rank",
+                    "left aside: neither the record nor the name of its file states the rank",
                 ));
                 continue;
             };

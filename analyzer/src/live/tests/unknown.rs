@@ -3,8 +3,8 @@
 use super::*;
 use rcomm_verdict::LaterAttempt;
 
-/// Records of four ranks as gloo's own recorder leaves them, in a group other than the world: none states how many ranks
-/// the job has.
+/// Records of four ranks as gloo's own recorder leaves them, in a group other than the world: none states how many
+/// ranks the job has.
 fn dumps_of_unknown_size() -> Vec<Dump> {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut dumps = simulation.dumps_at(45_000_000);

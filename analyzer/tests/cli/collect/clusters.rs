@@ -1,5 +1,5 @@
-//! Scripts of `examples/slurm` and `examples/kubernetes`, run as Slurm's daemon runs them, and with a `kubectl` that is a
-//! script.
+//! Scripts of `examples/slurm` and `examples/kubernetes`, run as Slurm's daemon runs them, and with a `kubectl` that is
+//! a script.
 
 use crate::collect::{DUMPS, read_archive};
 use rustix::process::getuid;

@@ -2,8 +2,9 @@
 //!
 //! Collectives are matched across ranks by group (name and members) and sequence number, never by record id or local
 //! group number. A *lane* holds the operations of one record in one group: its collectives in order of sequence, its
-//! sends and receives in order of issue. A lane is a window: the ring may have dropped older operations, and a cut file
-//! may lack newer ones. [`Aligned::presence`] says whether a member issued a collective, or why that is unknown.
+//! sends and receives in order of issue. A lane may hold a part of them: the ring may have dropped older operations,
+//! and a cut file may lack newer ones. [`Aligned::presence`] says whether a member issued a collective, or why that is
+//! unknown.
 
 use crate::align::gloo_world::GlooWorld;
 use crate::align::membership::{
@@ -285,18 +286,18 @@ impl<'a> Aligned<'a> {
     }
 
     /// The oldest and the newest sequence number that any member recorded; `None` if none recorded a collective.
-    pub(crate) fn window(&self, group: GroupIx) -> Option<(u32, u32)> {
-        let mut window: Option<(u32, u32)> = None;
+    pub(crate) fn recorded_seqs(&self, group: GroupIx) -> Option<(u32, u32)> {
+        let mut ends: Option<(u32, u32)> = None;
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
             let list = &self.lanes[record][lane].collectives;
             if let (Some(&first), Some(&last)) = (list.first(), list.last()) {
                 let (first, last) = (self.seq(record, first), self.seq(record, last));
-                window = Some(window.map_or((first, last), |(low, high)| {
+                ends = Some(ends.map_or((first, last), |(low, high)| {
                     (low.min(first), high.max(last))
                 }));
             }
         }
-        window
+        ends
     }
 
     /// The time-out of an operation, ms, infinite if it has none. `None` if its record does not state time-outs: that

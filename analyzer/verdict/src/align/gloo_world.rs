@@ -1,8 +1,8 @@
 //! The world of a job with records by gloo's own recorder.
 //!
 //! That recorder keeps the members of a process's newest group only. If a record shows no other group than the world,
-//! these members are read as the world's. But they are those of a smaller group if the process has made one and not used
-//! it yet, so the ranks of one run may seem to be of worlds with different members.
+//! these members are read as the world's. But they are those of a smaller group if the process has made one and not
+//! used it yet, so the ranks of one run may seem to be of worlds with different members.
 
 use crate::align::record::{Record, retiring_is_all};
 use crate::align::shared::Shared;
@@ -25,8 +25,8 @@ pub(crate) struct GlooWorld {
 }
 
 impl GlooWorld {
-    /// The world of these records. `None` if they agree on its members, or may be of several runs: a rank left two, their
-    /// worlds have different names, or their newest operations are far apart.
+    /// The world of these records. `None` if they agree on its members, or may be of several runs: a rank left two,
+    /// their worlds have different names, or their newest operations are far apart.
     pub(crate) fn of(shared: &Shared, records: &[Record]) -> Option<Self> {
         let mut groups = BTreeSet::new();
         let mut ranks = BTreeSet::new();

@@ -1,9 +1,9 @@
 //! Matches the records of all ranks by group and sequence number.
 //!
-//! [`shared`] converts dumps into compact records ([`record`]), [`corrections`] and `batches` repair what some recorders
-//! leave out or record differently, and [`membership`] resolves the groups of a job. [`aligned`] puts all of it together
-//! as [`Aligned`]. From that, [`p2p`] pairs sends with receives by the rule of [`message`], [`clocks`] estimates clock
-//! offsets, and [`pending`] and [`one_sided`] list the pending operations of each rank.
+//! [`shared`] converts dumps into compact records ([`record`]), [`corrections`] and `batches` repair what some
+//! recorders leave out or record differently, and [`membership`] resolves the groups of a job. [`aligned`] puts all of
+//! it together as [`Aligned`]. From that, [`p2p`] pairs sends with receives by the rule of [`message`], [`clocks`]
+//! estimates clock offsets, and [`pending`] and [`one_sided`] list the pending operations of each rank.
 
 mod aligned;
 mod batches;

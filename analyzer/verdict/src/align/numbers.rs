@@ -35,7 +35,7 @@ impl Numbers {
     /// Summarizes the records of all members of a group. `None` if no member recorded a collective, or if the numbers
     /// span more than the number of entries: then some are damaged, or most are missing.
     pub(crate) fn of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Self> {
-        let (low, high) = aligned.window(group)?;
+        let (low, high) = aligned.recorded_seqs(group)?;
         let lanes = || aligned.groups[group].lanes.iter().flatten();
         let entries: usize = lanes()
             .map(|&(record, lane)| aligned.lanes[record][lane].collectives.len())

@@ -73,7 +73,7 @@ impl Shared {
         let Some(rank) = dump.identity.rank else {
             return Err(Unusable(
                 "neither the record nor the file name states its rank; name the file after \
-                 the rank, as rank_3"
+                 the rank, as in rank_3"
                     .to_owned(),
             ));
         };
@@ -309,8 +309,8 @@ fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<String> {
         !group.info.ranks.is_empty() && position(&group.info.ranks, rank).is_none()
     })?;
     Some(format!(
-        "it has operations of group {}, of which rank {rank}, as its name states, is not a member; name the file after \
-         its rank, as rank_3",
+        "its name states rank {rank}, but it has operations of group {}, of which that rank is not a member; name the \
+         file after its rank, as in rank_3",
         group.info.name
     ))
 }

@@ -179,7 +179,7 @@ fn judge(
     comm_counter::number_by_communicator(shared, &mut records);
     refused::leave_out(&mut records);
     aborted::reopen(shared, &mut records);
-    let (mut records, in_step) = provenance::select(shared, records, policy, &mut aside);
+    let (mut records, alignment) = provenance::select(shared, records, policy, &mut aside);
     let policy = &Policy {
         // Another source may have counted the ranks of the earlier run.
         world_size: newest_worlds.size_for(&records).or(policy.world_size),
@@ -187,7 +187,7 @@ fn judge(
     };
     let left_aside = aside.ranks();
     // The corrections below change no record that aligns once, so the alignment that `select` has made stays valid.
-    let in_step = in_step.filter(|_| records.iter().all(Record::aligns_once));
+    let alignment = alignment.filter(|_| records.iter().all(Record::aligns_once));
     problems.extend(aside.into_problems());
     let devices = devices::split(shared, &mut records, &mut problems);
     // If a process has several ranks, launchers and sources number the processes, not the ranks.
@@ -214,7 +214,7 @@ fn judge(
     let entries = ops_read - (ops_selected - count_ops(&records));
     timeouts::note(shared, &mut records);
     note_versions(&records, &mut problems);
-    let (mut aligned, mut clocks) = match in_step {
+    let (mut aligned, mut clocks) = match alignment {
         Some((alignment, clocks)) => {
             let aligned = Aligned::again(shared, &records, alignment, policy.world_size);
             (aligned, clocks)

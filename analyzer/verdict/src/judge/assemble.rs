@@ -340,7 +340,7 @@ fn note_absences(
     if !explained && !shortfall.torn.is_empty() {
         let several = if shortfall.torn.len() == 1 { "" } else { "s" };
         notes.push(format!(
-           "the record{several} of {} could be read only in part: what came after that is not known",
+            "the record{several} of {} could be read only in part: what the rest held is not known",
             format_ranks(&shortfall.torn)
         ));
     }

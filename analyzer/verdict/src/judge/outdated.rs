@@ -153,8 +153,8 @@ pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
     ))
 }
 
-/// Those of these ranks whose records were taken much earlier than the newest record, each with the time at which it was
-/// taken, common time, ns, and the time of the newest. Ranks that no longer answer are left out.
+/// Those of these ranks whose records were taken much earlier than the newest record, each with the time at which it
+/// was taken, common time, ns, and the time of the newest. Ranks that no longer answer are left out.
 pub(crate) fn taken_early(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<(Rank, i64, i64)> {
     let aligned = ctx.aligned;
     let Some(newest_ns) = ctx.newest_taken_ns else {

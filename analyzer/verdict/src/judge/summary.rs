@@ -73,8 +73,8 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
                 .map(|&position| aligned.op(record, position))
         });
         let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
-        // By number of a collective: since when and until when it was seen, how many ranks are in it, and on how many it
-        // failed.
+        // By number of a collective: since when and until when it was seen, how many ranks are in it, and on how many
+        // it failed.
         let mut in_flight: BTreeMap<u32, (Seen, usize, usize)> = BTreeMap::new();
         for &&(record, _) in &lanes {
             let gone = ctx.life.gone(aligned.records[record].rank).is_some();

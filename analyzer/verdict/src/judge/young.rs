@@ -16,8 +16,8 @@ use std::time::Duration;
 const REQUESTED: &str = "requested";
 
 /// The policy for dumps that were asked for, state their time, and hold pending operations, none of which was overdue:
-/// that of a snapshot. `None` for all others, and if a process is gone or a rank has recorded a failure. A record that was
-/// cut may lack its time.
+/// that of a snapshot. `None` for all others, and if a process is gone or a rank has recorded a failure. A record that
+/// was cut may lack its time.
 ///
 /// Dumps that a fault has caused say so in their reason. Those that are asked for because a job hangs hold operations
 /// that are overdue.

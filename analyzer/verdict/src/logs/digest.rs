@@ -108,9 +108,9 @@ impl<'a> Digest<'a> {
         !self.terminations.is_empty()
     }
 
-    /// The process that ended first: the one that the launcher names, or the first in the log that was not terminated by
-    /// SIGTERM. What ends after the job was asked to end does not count: some processes end by another signal then, or with
-    /// an error because their peers have gone.
+    /// The process that ended first: the one that the launcher names, or the first in the log that was not terminated
+    /// by SIGTERM. What ends after the job was asked to end does not count: some processes end by another signal then,
+    /// or with an error because their peers have gone.
     pub(super) fn first_end(&self) -> Option<(Seen<'a>, &'a Ended)> {
         let ends = || {
             self.all
@@ -132,8 +132,8 @@ impl<'a> Digest<'a> {
         asked.is_some_and(|line| line < seen.fact.line)
     }
 
-    /// The facts that may show why the job failed, of a job that was asked to end, too. If nothing else explains its end,
-    /// only those count that the same log has before that: processes that end close their connections.
+    /// The facts that may show why the job failed, of a job that was asked to end, too. If nothing else explains its
+    /// end, only those count that the same log has before that: processes that end close their connections.
     pub(super) fn before_the_end(&self) -> impl Iterator<Item = Seen<'a>> {
         let are_others_late =
             self.was_terminated() && !self.any_timed_out() && self.first_end().is_none();

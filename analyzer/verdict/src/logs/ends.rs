@@ -33,10 +33,10 @@ pub(super) fn terminated(digest: &Digest<'_>) -> Option<Conclusion> {
             _ => None,
         });
     let sentence = match aborted {
-        None => "the job was terminated from outside; whether anything was wrong before, the log does not show".to_owned(),
+        None => "the job was terminated from outside; the log does not show whether anything was wrong before".to_owned(),
         Some((_, error)) => format!(
-            "the job was terminated from outside, after NCCL had aborted an operation: {error}; for what cause, the log \
-             does not show"
+            "the job was terminated from outside, after NCCL had aborted an operation: {error}; the log does not \
+             show why"
         ),
     };
     let mut found = Conclusion::new(Code::N302, Verdict::Inconclusive, 0.0, sentence);

@@ -79,7 +79,7 @@ pub(super) fn timed_out(digest: &Digest<'_>) -> Option<Conclusion> {
         found.culprits = missing;
         found
     } else {
-        let sentence = format!("{fact}; for which rank, the log does not show");
+        let sentence = format!("{fact}; the log does not show for which rank they waited");
         let mut found = Conclusion::new(Code::N302, Verdict::Inconclusive, 0.0, sentence);
         found.next = format!("collect the logs of all ranks; {RECORD}");
         found

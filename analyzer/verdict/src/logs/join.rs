@@ -198,8 +198,8 @@ fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
     }
 }
 
-/// Whether a finding says of all its culprits that they never issued the operation. E101 is also about ranks that issued
-/// it and have not started it, or that issued it after their peers' time-out.
+/// Whether a finding says of all its culprits that they never issued the operation. E101 is also about ranks that
+/// issued it and have not started it, or that issued it after their peers' time-out.
 fn says_never_issued(finding: &Finding) -> bool {
     let culprits = format_ranks(&finding.culprit_ranks);
     let rest = finding.sentence.strip_prefix(&culprits);
@@ -230,8 +230,8 @@ fn compare(finding: &mut Finding, found: Conclusion) {
     let agrees = found.culprits.iter().all(|rank| accused.contains(rank));
     let is_absence = matches!(finding.code, Code::E101 | Code::E102 | Code::E150);
     if agrees && found.code == Code::E150 && is_absence {
-        // The absence of a rank proves little alone; the log adds how its process failed. Of the others that are absent,
-        // it adds nothing: they may have ended because of it.
+        // The absence of a rank proves little alone; the log adds how its process failed. Of the others that are
+        // absent, it adds nothing: they may have ended because of it.
         finding.sentence += &format!("; log: {}", found.sentence);
         let are_all = accused.len() == found.culprits.len();
         if are_all {

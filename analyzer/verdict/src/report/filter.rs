@@ -18,9 +18,12 @@ pub const KEYS: &[(&str, &str)] = &[
     ),
     ("host:", "part of a host name"),
     ("code:", "a finding's code: E101"),
-    ("age>", "older than: 500ms, 5s, 2m, 1h (also <)"),
-    ("lag>", "arrives later than: 1ms (also <)"),
-    ("seq>", "a sequence number: seq>100, seq<90, seq:41"),
+    ("age>", "at least this old: 500ms, 5s, 2m, 1h (also <)"),
+    ("lag>", "at least this late: 1ms (also <)"),
+    (
+        "seq>",
+        "at least this number: seq>100 (also seq<90, seq:41)",
+    ),
     ("bytes>", "at least this large: 64K, 1M, 2G (also <)"),
 ];
 

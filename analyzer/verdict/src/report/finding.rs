@@ -67,7 +67,7 @@ codes! {
     E120 p2p_unmatched Error "a send or receive that has met no other half on its peer";
     E121 p2p_size_mismatch Error "both halves of a message posted, sizes or element types differ";
     E130 cross_group_deadlock Error "ranks wait on each other across groups: a wait cycle";
-    E135 all_arrived_stuck Error "every member has issued it, none finished: fabric, device or library";
+    E135 all_arrived_stuck Error "every member has issued the operation and none finished it: fabric, device or library";
     E140 watchdog_stalled Error "the watchdog inside the process stopped making progress";
     E150 rank_failed Error "the rank recorded an error, was killed, or its process is gone";
     E151 rank_frozen Error "a rank that others wait for is stopped (signal, debugger) or gets no processor";

@@ -99,7 +99,8 @@ struct Line<'a> {
 /// The matrix of the last `columns` collectives of `group`; empty if the dumps hold none. Members without a dump have
 /// [`Cell::NoRecord`].
 ///
-/// `findings` are those of the report on these dumps; `dumps` are (rank, dump) in any order; ranks outside of the group are ignored, if its ranks are known.
+/// `findings` are those of the report on these dumps; `dumps` are (rank, dump) in any order; ranks outside of the group
+/// are ignored, if its ranks are known.
 pub fn matrix<'a>(
     dumps: impl IntoIterator<Item = (Rank, &'a Dump)>,
     group: &GroupRef,

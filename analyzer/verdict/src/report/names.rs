@@ -81,8 +81,8 @@ impl GroupNames {
 
 /// The name of a group without regard to other groups: its description, its name, or both as `dp/12`.
 ///
-/// A name that the library made of a hash of the ranks is left out: it says nothing to a reader. A group with neither is
-/// `""`.
+/// A name that the library made of a hash of the ranks is left out: it says nothing to a reader. A group with neither
+/// is `""`.
 pub fn group_label(group: &GroupRef) -> String {
     let GroupRef { name, desc, .. } = group;
     if name.is_empty() && is_undescribed(group) {

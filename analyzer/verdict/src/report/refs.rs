@@ -31,8 +31,8 @@ pub struct FrameRef {
     /// Global rank.
     pub rank: Rank,
     /// What the rank did there: `last_seen` (its last recorded call), `waiting` (the call that it is in), `failed` (the
-    /// call that ended with an error), `there` (the call that differs from the others'), `now` (by a stack taken live) or
-    /// `native` (by that stack, below Python).
+    /// call that ended with an error), `there` (the call that differs from the others'), `now` (by a stack taken live)
+    /// or `native` (by that stack, below Python).
     pub when: String,
     /// Name of the function.
     pub name: String,

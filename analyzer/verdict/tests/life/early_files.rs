@@ -136,7 +136,8 @@ fn an_empty_record_taken_before_a_wait_began_does_not_show_that_its_rank_never_c
 
 #[test]
 fn an_operation_that_ranks_completed_after_a_dump_is_no_wait_of_its_rank() {
-    // Rank 0 pauses for 20 s. Rank 2 is asked for its dump early, rank 0 in its pause, and rank 1 when all have gone on.
+    // Rank 0 pauses for 20 s. Rank 2 is asked for its dump early, rank 0 in its pause, and rank 1 when all have gone
+    // on.
     let until = |seconds: u32| -> Vec<(f64, State)> {
         let resumed = BEGIN + 20.0;
         let done = (0..20).map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)));
@@ -388,8 +389,8 @@ fn dumps_of_a_hang_are_judged_as_before() {
         (report.verdict, named)
     };
     let stuck = (Verdict::Stuck, vec![1]);
-    // Operations that have waited for long are a hang, whatever the reason; so are young ones if a fault was the reason,
-    // or is recorded.
+    // Operations that have waited for long are a hang, whatever the reason; so are young ones if a fault was the
+    // reason, or is recorded.
     assert_eq!(verdict("requested", BEGIN + 40.0, false), stuck);
     assert_eq!(verdict("signal of rank 7", BEGIN + 0.5, false), stuck);
     assert_eq!(verdict("requested", BEGIN + 0.5, true), stuck);

@@ -191,8 +191,8 @@ fn the_job_that_was_left_last_is_judged_although_an_older_one_left_more_records(
     assert!(problems.any(|problem| problem.sentence.contains("of job older")));
 }
 
-/// The report on the dumps of these ranks of a job, written a minute later. Rank 3 waits in a group of ranks 3 and 7, or
-/// all wait in the world.
+/// The report on the dumps of these ranks of a job, written a minute later. Rank 3 waits in a group of ranks 3 and 7,
+/// or all wait in the world.
 fn judge_few(ranks: &[Rank], world: Rank, in_pair: bool, change: impl Fn(&mut Dump)) -> Finding {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let dump_of = |&rank: &Rank| {

@@ -21,7 +21,8 @@ fn lost(rank: Rank, others: &[Rank], lost: f64, last: f64) -> Dump {
     dead(dump, last)
 }
 
-/// The rings of four ranks that were terminated together at 1.2 s: rank 2 just had the time to notice the end of rank 1.
+/// The rings of four ranks that were terminated together at 1.2 s: rank 2 just had the time to notice the end of rank
+/// 1.
 fn terminated() -> [Dump; 4] {
     [
         dead(record(0, 4, &WAITS), 1.1),
@@ -175,8 +176,8 @@ fn of_two_ranks_that_others_lost_one_after_the_other_none_is_blamed() {
 
 #[test]
 fn no_wait_is_measured_by_the_clock_of_another_host_once_no_process_is_left() {
-    // The job was terminated right after it began. The clock of host n1 is five seconds ahead, nothing relates it to that
-    // of n0, and the ring of rank 3 is lost.
+    // The job was terminated right after it began. The clock of host n1 is five seconds ahead, nothing relates it to
+    // that of n0, and the ring of rank 3 is lost.
     let on_n1 = |mut dump: Dump| {
         dump.identity.host = "n1".to_owned();
         dump

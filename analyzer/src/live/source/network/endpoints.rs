@@ -14,6 +14,7 @@ use rcomm_recorder::publish::{
     AnswerBudget, Dump, EndpointAddress, EndpointClient, EndpointFollower, EndpointNotice,
     EndpointToken, Tls,
 };
+use rcomm_verdict::format::count;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -172,7 +173,8 @@ impl EndpointSource {
             (0, _) => Err(store::no_endpoint(&store)),
             (_, true) => Err(SourceError::Nothing {
                 what: format!(
-                    "store {store} lists {listed_ranks} ranks, each on a unix socket of another host"
+                    "store {store} lists {}, each on a unix socket of another host",
+                    count(listed_ranks as u64, "rank")
                 ),
                 hint: "give the job endpoints over TCP, or look on the ranks' own hosts".into(),
             }),

@@ -19,6 +19,7 @@ use crate::live::source::{
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, EndpointAddress, HttpRequest};
 use rcomm_verdict::Problem;
+use rcomm_verdict::format::count;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::str::FromStr;
@@ -316,7 +317,7 @@ impl Source for WorkerServerSource {
     fn name(&self) -> String {
         match &self.store {
             Some(store) => format!("PyTorch worker servers found in store {store}"),
-            None => format!("{} PyTorch worker servers", self.workers.len()),
+            None => count(self.workers.len() as u64, "PyTorch worker server"),
         }
     }
 

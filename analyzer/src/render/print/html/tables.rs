@@ -14,7 +14,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
         let state = match instance.state {
             InstanceState::Running => "running",
             InstanceState::Waiting => "waiting",
-            InstanceState::HalfOpen => "half open",
+            InstanceState::HalfOpen => "one half posted",
             InstanceState::Mismatch => "mismatch",
             InstanceState::Failed => "failed",
         };
@@ -112,7 +112,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             "phase",
             "step",
             "last call",
-            "time lost by it",
+            "time lost to it",
         ],
         ranks,
         out,

@@ -14,7 +14,7 @@ use std::io::{self, Write};
 const LABEL_WIDTH: f64 = 76.0;
 const WIDTH: f64 = 960.0;
 const ROW_HEIGHT: f64 = 22.0;
-/// The space to the right of the last issue, as a share of the window.
+/// The space to the right of the last issue, as a share of the time span that is shown.
 const TAIL: f64 = 0.12;
 /// The time span is chosen to show this many completed operations of the median rank.
 const SHOWN_OPERATIONS: usize = 24;
@@ -24,13 +24,13 @@ const MAX_DRAWN: usize = 200;
 const COLORS: usize = 6;
 
 /// The time span that is shown, ns since the epoch.
-struct Window {
+struct TimeSpan {
     start: i64,
     /// When the last operation was issued.
     last: i64,
 }
 
-impl Window {
+impl TimeSpan {
     /// The time span for these records; `None` if no operation was issued after its start.
     fn of(shown: &ShownRecords<'_>) -> Option<Self> {
         let mut starts: Vec<i64> = Vec::new();
@@ -73,13 +73,13 @@ pub(super) fn write(
     names: &GroupNames,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let Some(window) = Window::of(shown) else {
+    let Some(time_span) = TimeSpan::of(shown) else {
         return Ok(());
     };
     writeln!(
         out,
         "<section>\n<h2>Timeline</h2>\n<p class=\"small\">From issue to completion, by the hosts' own clocks, the last {} before the newest issue. Pending operations extend to the right edge.</p>",
-        duration_ms((window.last - window.start) as f64 / 1e6)
+        duration_ms((time_span.last - time_span.start) as f64 / 1e6)
     )?;
     let mut labels: Vec<String> = Vec::new();
     let mut rows = String::new();
@@ -103,10 +103,10 @@ pub(super) fn write(
             );
         }
         previous = Some(rank);
-        draw(dump, names, &window, height, &mut labels, &mut rows);
+        draw(dump, names, &time_span, height, &mut labels, &mut rows);
     }
     height += ROW_HEIGHT + 20.0;
-    let edge = window.x(window.last);
+    let edge = time_span.x(time_span.last);
     writeln!(
         out,
         "<div class=\"wide\" tabindex=\"0\"><svg class=\"timeline\" role=\"img\" aria-label=\"timeline\" width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\">\n{rows}\
@@ -115,7 +115,7 @@ pub(super) fn write(
         height - 18.0,
         height - 5.0,
         height - 5.0,
-        duration_ms((window.last - window.start) as f64 / 1e6),
+        duration_ms((time_span.last - time_span.start) as f64 / 1e6),
     )?;
     write!(out, "<p class=\"legend small\">")?;
     for (index, label) in labels.iter().enumerate() {
@@ -141,7 +141,7 @@ pub(super) fn write(
 fn draw(
     dump: &Dump,
     names: &GroupNames,
-    window: &Window,
+    time_span: &TimeSpan,
     top: f64,
     labels: &mut Vec<String>,
     rows: &mut String,
@@ -161,7 +161,7 @@ fn draw(
             0 => entry.time_created_ns,
             ns => ns,
         };
-        if end < window.start {
+        if end < time_span.start {
             continue;
         }
         let Some(group) = dump.groups.get(entry.group as usize) else {
@@ -187,7 +187,7 @@ fn draw(
                 labels.push(kind.to_owned());
                 labels.len() - 1
             });
-        let (x, right) = (window.x(entry.time_created_ns), window.x(end));
+        let (x, right) = (time_span.x(entry.time_created_ns), time_span.x(end));
         let op = dump
             .signatures
             .get(entry.signature as usize)

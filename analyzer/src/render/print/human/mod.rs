@@ -121,7 +121,8 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
     }
     let sentence = match report.verdict {
         Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
-        // The pending operations are messages, which no list of the report has; or those of a live view have just ended.
+        // The pending operations are messages, which no list of the report has; or those of a live view have just
+        // ended.
         Verdict::Running if pending == 0 => "nothing is overdue".to_owned(),
         Verdict::Running => match oldest_pending(report) {
             Some(age) => format!(

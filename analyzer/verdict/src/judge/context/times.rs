@@ -63,9 +63,9 @@ impl Context<'_> {
         (ms >= 1.0).then_some(ms)
     }
 
-    /// When the last dump of the ranks that wait at a place was taken, common time, ns: what these ranks did later is not
-    /// known. `None` if their records are not all dumps that state their time, or if ages do not end when records were
-    /// taken ([`until`](Self::until)).
+    /// When the last dump of the ranks that wait at a place was taken, common time, ns: what these ranks did later is
+    /// not known. `None` if their records are not all dumps that state their time, or if ages do not end when records
+    /// were taken ([`until`](Self::until)).
     fn last_seen_ns(&self, place: usize) -> Option<i64> {
         let operations = self.ops_of(place).into_iter();
         let taken: Option<Vec<i64>> = operations
@@ -74,8 +74,8 @@ impl Context<'_> {
         taken?.into_iter().max()
     }
 
-    /// When a dump was taken, common time, ns: what its rank did later is not known. `None` if the record is no dump that
-    /// states its time, or if ages do not end when records were taken ([`until`](Self::until)).
+    /// When a dump was taken, common time, ns: what its rank did later is not known. `None` if the record is no dump
+    /// that states its time, or if ages do not end when records were taken ([`until`](Self::until)).
     pub(crate) fn taken_until_ns(&self, record: RecordIx) -> Option<i64> {
         let full_record = &self.aligned.records[record];
         let is_dated = full_record.identity.dump_time_ns > 0 && !full_record.is_ring();

@@ -9,8 +9,8 @@ use rcomm_recorder::model::{EntryState, FailureKind};
 /// The signal by which a process ends itself.
 const SIGABRT: i32 = 6;
 
-/// Whether a process's rank gave up at a time-out, because it lost a peer, or by an abort, and did not continue. Its end
-/// is then a consequence.
+/// Whether a process's rank gave up at a time-out, because it lost a peer, or by an abort, and did not continue. Its
+/// end is then a consequence.
 pub(super) fn gave_up(aligned: &Aligned<'_>, process: &Gone) -> bool {
     let rank = process.rank;
     let mut records = aligned.records_of(rank);

@@ -21,8 +21,8 @@ const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 pub(super) const BEFORE_TIMEOUT: f64 = 0.9;
-/// Processes that were killed together are lost within this time, ns, even on a busy host. A launcher that terminates the
-/// others takes longer to notice that one has ended.
+/// Processes that were killed together are lost within this time, ns, even on a busy host. A launcher that terminates
+/// the others takes longer to notice that one has ended.
 const LOST_TOGETHER_NS: i64 = 100_000_000;
 
 /// If the kernel killed one of the ranks in `first` because memory ran out, adds the ranks that it killed at about the
@@ -183,10 +183,10 @@ pub(super) fn is_order_hidden(aligned: &Aligned<'_>, failed: &[&Gone]) -> bool {
     apart_ns(aligned) > TOGETHER_NS && gap_after(failed, TOGETHER_NS).is_some()
 }
 
-/// The ranks that noted their own exit first, if others noted none: the others were killed, as by a launcher once a rank
-/// has failed. Only processes for which `may_be_first` holds count, and no exit that a signal asked for. Clocks that
-/// nothing relates show only that it was one of several. `None` if all processes noted such an exit, if none of those that may be first did, or if a process had
-/// died long before.
+/// The ranks that noted their own exit first, if others noted none: the others were killed, as by a launcher once a
+/// rank has failed. Only processes for which `may_be_first` holds count, and no exit that a signal asked for. If
+/// nothing relates the clocks, the result is only that one of these ranks was the first. `None` if all processes noted
+/// such an exit, if none of those that may be first did, or if a process had died long before.
 fn exited_first(
     aligned: &Aligned<'_>,
     failed: &[&Gone],

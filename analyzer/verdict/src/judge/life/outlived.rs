@@ -91,7 +91,8 @@ impl Outlived {
     }
 
     /// Whether others outlived the end of this rank's process. So they did if all others, two at least, suffered from
-    /// it: of ranks that one signal ends, hardly all have the time to notice. Those that lost another rank do not count.
+    /// it: of ranks that one signal ends, hardly all have the time to notice. Those that lost another rank do not
+    /// count.
     pub(super) fn has(&self, rank: Rank) -> bool {
         let noted_by = self.noted_by.get(&rank);
         let by_it = |other: &&Rank| {

@@ -18,10 +18,11 @@ pub(super) fn stopped_nodes(aligned: &Aligned<'_>) -> Vec<bool> {
 }
 
 impl WaitGraph {
-    /// Removes the waits of stopped ranks in collectives that all members have joined, and that all members that are
-    /// not stopped have completed, and in messages whose other half the peers' records may have dropped, if others wait
-    /// for these ranks elsewhere: the record of such a rank ends there, and does not show that the rank is still inside.
-    /// `stopped`: for each rank, whether its process is stopped.
+    /// Removes waits of stopped ranks for which others wait elsewhere: the record of such a rank ends with the
+    /// operation, and does not show that the rank is still inside. A wait is removed if it is in a collective that all
+    /// members have joined and that all members that are not stopped have left, or in messages whose other half the
+    /// peers' records may have dropped or were taken too early to show. `stopped`: for each rank, whether its process
+    /// is stopped.
     pub(super) fn drop_waits_of_stopped(&mut self, stopped: &[bool]) {
         let is_missed = |node: Node| {
             let mut missing = self.missing.iter().flatten();

@@ -58,7 +58,7 @@ pub(super) const W220: Prose = Prose {
 };
 
 pub(super) const W230: Prose = Prose {
-    meaning: "Ranks of one group move very different amounts of data over the recorded window. Nothing is \
+    meaning: "Ranks of one group move very different amounts of data in the recorded operations. Nothing is \
              wrong by itself, but an exchange is as slow as its largest member, so the others wait. If durations \
              were measured, the price is what equal parts would save in exchanges (all_to_all): the time after the \
              last member arrived, less the share that an average member needs. Gathers of uneven parts have no price: \

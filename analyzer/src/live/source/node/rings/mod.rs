@@ -73,8 +73,8 @@ impl RingSource {
     /// Reads the rings in `directory` of the job that is chosen at the time of each poll.
     ///
     /// Without a choice, the first poll takes the newest job, preferring one that is alive. That job remains even if
-    /// others start. The newest living job replaces it at once if none of its processes lived since it was first shown, else
-    /// five minutes after all were found to have ended.
+    /// others start. The newest living job replaces it at once if no process of it has lived since it was first shown,
+    /// else five minutes after all were found to have ended.
     pub fn showing(directory: PathBuf, choice: JobChoice) -> Self {
         Self {
             directory,
@@ -264,7 +264,7 @@ impl RingSource {
         let place = self.directory.display();
         let wanted = self.choice.shown().map(|(job, _)| job);
         let what = match (wanted, jobs) {
-            (Some(job), []) => format!("no ring of job `{job}` in {place}, nor of any other"),
+            (Some(job), []) => format!("no ring of job `{job}` or any other in {place}"),
             (Some(job), jobs) => {
                 let named = jobs.iter().take(MOST_NAMED).map(String::as_str);
                 let named = named.collect::<Vec<_>>().join(", ");

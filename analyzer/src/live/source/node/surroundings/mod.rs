@@ -1,6 +1,6 @@
-//! Reads facts on a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end
-//! of the process's own log. The facts come from files and from `nvidia-smi`; no process of the job is asked, stopped
-//! or traced.
+//! Reads facts about a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the
+//! end of the process's own log. The facts come from files and from `nvidia-smi`; no process of the job is asked,
+//! stopped or traced.
 //!
 //! `nvidia-smi` is NVML's own program. NVML itself is not loaded: a statically linked program cannot load it, and a
 //! call into a driver that hangs cannot be ended, while a program that hangs can be left behind.
@@ -49,7 +49,7 @@ impl Fact {
     }
 }
 
-/// The facts on the process of one rank, its host and its GPU.
+/// The facts about the process of one rank, its host and its GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surroundings {
     /// The rank.
@@ -60,7 +60,7 @@ pub struct Surroundings {
     pub log: Vec<String>,
 }
 
-/// Reads facts on the processes of the ranks with rings on this node.
+/// Reads facts about the processes of the ranks with rings on this node.
 pub struct RingSurroundings {
     source: Mutex<RingSource>,
     proc: PathBuf,
@@ -138,7 +138,7 @@ impl RingSurroundings {
         }
     }
 
-    /// The facts on the host. Blocks for [`INTERVAL`].
+    /// The facts about the host. Blocks for [`INTERVAL`].
     fn host(&self) -> Vec<Fact> {
         let read = |name: &str| fs::read_to_string(self.proc.join(name)).unwrap_or_default();
         let before = ProcessorTimes::parse(&read("stat"));
@@ -152,7 +152,7 @@ impl RingSurroundings {
     }
 }
 
-/// The facts on the GPUs of a process, or the fact that `nvidia-smi` does not answer.
+/// The facts about the GPUs of a process, or the fact that `nvidia-smi` does not answer.
 fn gpu_of(proc: &Path, pid: u32, gpus: &Result<gpu::Gpus, &'static str>) -> Vec<Fact> {
     match gpus {
         Ok(gpus) => {

@@ -121,8 +121,8 @@ impl<'a> Links<'a> {
         let first_silence = silent.map(End::last_sign_ns).min();
         // On a working link, the last sign of life may be one and a half intervals old.
         let idle_ns = |end: &End<'_>| i64::from(end.link.interval_ms).saturating_mul(1_500_000);
-        // Ranks that have failed reset their connections: a reset of a connection that worked for long after another one
-        // had fallen silent is a consequence.
+        // Ranks that have failed reset their connections: a reset of a connection that worked for long after another
+        // one had fallen silent is a consequence.
         let follows = |end: &End<'_>| {
             let first = first_silence.unwrap_or(i64::MAX);
             end.link.errno == RESET && end.last_sign_ns() > first.saturating_add(idle_ns(end))

@@ -355,8 +355,8 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
         && ended_early(ctx, culprits).is_empty()
 }
 
-/// Whether the operation of a place runs on devices, and no record shows where it has started: the device of a rank that
-/// waits there may hang, and the rank without a record wait like the others.
+/// Whether the operation of a place runs on devices, and no record shows where it has started: the device of a rank
+/// that waits there may hang, and the rank without a record wait like the others.
 fn may_hide_a_device(ctx: &Context<'_>, place: usize) -> bool {
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
         return false;

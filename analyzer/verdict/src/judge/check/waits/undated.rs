@@ -9,9 +9,9 @@ use crate::report::format::format_ranks;
 /// The highest confidence if ranks may be missing only because their records are older than the others'.
 pub(super) const HIGHEST: f64 = 0.5;
 
-/// The doubt on ranks that are missing at a place. `None` if the time of a missing rank's record or the time of judgment
-/// is known, or if a missing rank's record is by another recorder. In dumps of a running job, the ranks whose dumps were
-/// taken first look like missing ones.
+/// The doubt on ranks that are missing at a place. `None` if the time of a missing rank's record or the time of
+/// judgment is known, or if a missing rank's record is by another recorder. In dumps of a running job, the ranks whose
+/// dumps were taken first look like missing ones.
 pub(super) fn doubt(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> Option<String> {
     let is_undated = |record: RecordIx| {
         let record = &ctx.aligned.records[record];

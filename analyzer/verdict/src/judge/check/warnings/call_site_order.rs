@@ -100,7 +100,7 @@ struct Rows {
 /// The rows of a group. `None` if all members issued every number from one stack, if no member issued any, or if the
 /// numbers have too many gaps.
 fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Option<Rows> {
-    let (low, high) = ctx.aligned.window(group)?;
+    let (low, high) = ctx.aligned.recorded_seqs(group)?;
     let entries: usize = members.iter().map(|(_, lane)| lane.collectives.len()).sum();
     // There are more numbers than entries: the dumps are damaged, or hold only active operations.
     if (high - low) as usize > entries {

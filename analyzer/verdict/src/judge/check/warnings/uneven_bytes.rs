@@ -67,7 +67,7 @@ fn judge(ctx: &Context<'_>, group: GroupIx) -> Option<FindingDraft> {
     let mut draft = FindingDraft::new(
         Code::W230,
         format!(
-            "{} moved up to {} in {instances} operations of group {} that may be uneven, the median member {}",
+            "{} moved up to {} in {instances} operations of group {} that may be uneven; the median member moved {}",
             format_ranks(&culprits),
             bytes(most),
             ctx.group_name(group),

@@ -51,30 +51,31 @@ pub(crate) fn select(
     mut records: Vec<Record>,
     policy: &Policy,
     aside: &mut LeftAside,
-) -> (Vec<Record>, Option<InStep>) {
+) -> (Vec<Record>, Option<AlignmentAndClocks>) {
     records.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
     keep_one_job(&mut records, aside);
     keep_one_world(shared, &mut records, aside);
     keep_newest_of_each_recorder(shared, &mut records, aside);
-    let mut in_step = None;
+    let mut aligned = None;
     if !policy.snapshot {
         // Leaving one record aside may reveal the next: two files of one older run support each other.
         for _ in 0..3 {
-            in_step = leave_contradicting(shared, &mut records, aside);
-            if in_step.is_some() {
+            aligned = leave_contradicting(shared, &mut records, aside);
+            if aligned.is_some() {
                 break;
             }
         }
     }
-    (records, in_step)
+    (records, aligned)
 }
 
 /// The alignment of records that do not contradict each other, and the offsets of their clocks.
-pub(crate) type InStep = (Alignment, Vec<Option<clocks::Offset>>);
+pub(crate) type AlignmentAndClocks = (Alignment, Vec<Option<clocks::Offset>>);
 
-/// Keeps the records of one job: one with living processes before all others, unless a single process is left over of
-/// it; then one that was left about last, by most of its ranks, then the most frequent, then that of the newest record;
-/// and of it the newest attempt. Only rcomm's records state these; a record that states no job is kept.
+/// Keeps the records of the newest attempt of one job. A job with living processes comes before all others, unless it
+/// is left over: one process of it lives on beside a later job. Then comes a job whose last record was left about as
+/// late as any other, if more than half of its ranks left one; then the one with the most records; then the one with
+/// the newest record. Only rcomm's records state jobs and attempts; a record that states no job is kept.
 fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     #[derive(Default)]
     struct Job {
@@ -266,7 +267,7 @@ fn leave_contradicting(
     shared: &Shared,
     records: &mut Vec<Record>,
     aside: &mut LeftAside,
-) -> Option<InStep> {
+) -> Option<AlignmentAndClocks> {
     let aligned = Aligned::as_recorded(shared, records, None);
     let comparisons = compare(&aligned);
     let clocks = clocks::offsets(&aligned);
@@ -433,7 +434,7 @@ fn compare(aligned: &Aligned<'_>) -> Vec<Comparison> {
     let mut comparisons = vec![Comparison::default(); aligned.records.len()];
     let mut row: Vec<(RecordIx, u32)> = Vec::new();
     let numbers = aligned.shared.map(aligned.groups.len(), |group| {
-        // A window wider than the number of its entries contains a damaged number.
+        // Numbers that span more than the number of entries contain a damaged one.
         let numbers = Numbers::of(aligned, group)?;
         let compared = numbers.count_done(aligned, group, |number| number.done > 1);
         let is_odd =

@@ -91,8 +91,8 @@ fn states_no_process(recorder: Recorder) -> bool {
     }
 }
 
-/// Whether one of PyTorch's recorders wrote the two records of one rank in two processes that ran at one time: they issued
-/// operations of one number in one group at different times, and neither ended before the other began.
+/// Whether one of PyTorch's recorders wrote the two records of one rank in two processes that ran at one time: they
+/// issued operations of one number in one group at different times, and neither ended before the other began.
 fn are_two_processes(one: &Record, other: &Record) -> bool {
     if one.recorder != other.recorder || !states_no_process(one.recorder) {
         return false;

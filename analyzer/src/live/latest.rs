@@ -263,9 +263,9 @@ impl LatestRecords {
             .collect()
     }
 
-    /// The time up to which all records show what happened, by the median of these ranks' clocks: the oldest of the
-    /// last answers about ranks that have a record and are neither dead nor silent. If there is no such rank, it is
-    /// `at`. `None` if there are such ranks, but none has stated its time.
+    /// The time up to which all records show what happened. Of the sources that have a record of a rank that is neither
+    /// dead nor silent, it is the oldest of their last answers, by the median of these ranks' clocks. If there is no
+    /// such rank, it is `at`. `None` if there are such ranks, but none has stated its time.
     ///
     /// So an operation counts as old as it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {

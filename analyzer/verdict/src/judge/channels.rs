@@ -194,7 +194,7 @@ fn held_up(
 /// behind.
 fn blocked(held: &[StuckTransfer]) -> Option<StuckTransfer> {
     let &first = held.first()?;
-    // Several transfers are equally far: none of them alone holds up the rest.
+    // If transfers of several links are equally far, none of them alone holds up the rest.
     let mut others = held.iter().take_while(|other| other.done() == first.done());
     let are_of_one_link = others.all(|other| (other.from, other.to) == (first.from, first.to));
     are_of_one_link.then_some(first)

@@ -277,8 +277,8 @@ pub(crate) fn before_the_first(ctx: &Context<'_>) -> String {
     )
 }
 
-/// The end of a clause: the first phase that one of the `selected` ranks named, with the ranks that are in it. Of all
-/// ranks if `selected` is empty; empty if no rank named a phase.
+/// The end of a clause: the phase of the first of the `selected` ranks that named one, with all of them that are in it.
+/// If `selected` is empty, all ranks count. The text is empty if no rank named a phase.
 fn phases(ctx: &Context<'_>, selected: &[Rank]) -> String {
     let records = ctx.aligned.records.iter();
     let named: Vec<(Rank, &str)> = records

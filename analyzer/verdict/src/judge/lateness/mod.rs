@@ -319,9 +319,10 @@ impl Lateness {
     }
 
     /// The host that was last as a whole and the loss that it caused, ms. A host is late if all its ranks are, so its
-    /// earliest rank counts. The host is excused by the most that one of its ranks bore since the members' previous
-    /// common operation. `None` if a host is unknown or has only one rank in the instance, if there are fewer than two
-    /// hosts or more than [`MAX_HOSTS`], or if the order is within the error of the clocks.
+    /// earliest rank counts. The host is excused by how much more its ranks bore since the members' previous common
+    /// operation than those of the next host: the most that one rank bore, less the least there. `None` if a host is
+    /// unknown or has only one rank in the instance, if there are fewer than two hosts or more than [`MAX_HOSTS`], or
+    /// if the order is within the error of the clocks.
     fn late_host(
         &self,
         reader: &ArrivalReader<'_>,

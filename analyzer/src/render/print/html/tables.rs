@@ -14,7 +14,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
         let state = match instance.state {
             InstanceState::Running => "running",
             InstanceState::Waiting => "waiting",
-            InstanceState::HalfOpen => "one half posted",
+            InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",
             InstanceState::Failed => "failed",
         };

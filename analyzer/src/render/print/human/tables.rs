@@ -47,7 +47,7 @@ fn write_in_flight(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> 
         let state = match instance.state {
             InstanceState::Running => "running",
             InstanceState::Waiting => "waiting",
-            InstanceState::HalfOpen => "one half posted",
+            InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",
             InstanceState::Failed => "failed",
         };

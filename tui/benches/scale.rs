@@ -102,8 +102,8 @@ fn endure(minutes: u32) -> std::io::Result<()> {
     })
 }
 
-/// Reads the rings of eight ranks as often as once a second for so many minutes, and prints the memory of what this
-/// process keeps of them, as the program does.
+/// Reads the rings of eight ranks as often as the program does in this number of minutes, at one read a second but
+/// without waiting, and prints how much memory this process uses for what it keeps of them.
 fn remember(minutes: u32) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
     let members: Vec<_> = (0..8).map(|rank| member(directory.path(), rank)).collect();
@@ -340,7 +340,7 @@ fn options() -> Options {
         allow_actions: false,
         askable: false,
         stacks_askable: false,
-        surroundings: false,
+        reads_process_facts: false,
         still: false,
         dumps: false,
         fault_ns: None,

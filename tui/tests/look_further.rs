@@ -5,7 +5,7 @@ mod common;
 
 use common::{options, press, recorded, showing};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::source::{Fact, Surroundings};
+use rcomm_analyzer::source::{Fact, ProcessFacts};
 use rcomm_top::state::event::{Command, Event};
 use rcomm_top::state::{State, update};
 use rcomm_top::view::text;
@@ -44,7 +44,7 @@ fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
     assert!(!command.starts_with("ssh "), "{command}");
     // A view that does not read the rings of this node, as one of a collector, shows processes of other nodes: on this
     // node, the same process id belongs to another process.
-    state.options.surroundings = false;
+    state.options.reads_process_facts = false;
     match press(&mut state, "y") {
         Some(Command::Copy(elsewhere)) => assert!(elsewhere.starts_with("ssh "), "{elsewhere}"),
         other => panic!("not copied: {other:?}"),
@@ -61,24 +61,24 @@ fn facts_about_the_rank_at_fault_are_read_every_ten_seconds_and_shown() {
     let snapshot = recorded(Situation::StuckRank);
     let at = snapshot.at;
     let mut state = State::new(options(), (120, 40), at);
-    state.options.surroundings = true;
+    state.options.reads_process_facts = true;
     assert_eq!(
-        state.due_surroundings(),
+        state.due_process_facts(),
         None,
         "asked before a job is known"
     );
     update(&mut state, Event::Observed(Arc::new(snapshot)));
     let rank = state.roots()[0];
     assert_eq!(
-        state.due_surroundings(),
-        Some(Command::LookAround(vec![rank]))
+        state.due_process_facts(),
+        Some(Command::ReadProcessFacts(vec![rank]))
     );
     assert_eq!(
-        state.due_surroundings(),
+        state.due_process_facts(),
         None,
         "asked again while they are read"
     );
-    let facts = Surroundings {
+    let facts = ProcessFacts {
         rank,
         facts: vec![
             fact("process", "41 is stopped in do_signal_stop", true),
@@ -86,14 +86,14 @@ fn facts_about_the_rank_at_fault_are_read_every_ten_seconds_and_shown() {
         ],
         log: vec!["epoch 3, loss 0.31".to_owned()],
     };
-    update(&mut state, Event::Surroundings(vec![facts]));
+    update(&mut state, Event::ProcessFacts(vec![facts]));
     let later = |seconds| rcomm_analyzer::Moment {
         elapsed: at.elapsed + Duration::from_secs(seconds),
         wall_ns: at.wall_ns + seconds as i64 * 1_000_000_000,
     };
     update(&mut state, Event::Tick(later(5)));
     assert_eq!(
-        state.due_surroundings(),
+        state.due_process_facts(),
         None,
         "asked again after five seconds"
     );
@@ -117,13 +117,13 @@ fn facts_about_the_rank_at_fault_are_read_every_ten_seconds_and_shown() {
     }
     update(&mut state, Event::Tick(later(10)));
     assert_eq!(
-        state.due_surroundings(),
-        Some(Command::LookAround(vec![rank]))
+        state.due_process_facts(),
+        Some(Command::ReadProcessFacts(vec![rank]))
     );
     // If facts about processes cannot be read, as in a replay, they are not requested.
     let mut replay = stuck((120, 40));
-    replay.options.surroundings = false;
-    assert_eq!(replay.due_surroundings(), None);
+    replay.options.reads_process_facts = false;
+    assert_eq!(replay.due_process_facts(), None);
 }
 
 /// The line of the screen that describes the operation at the cursor.

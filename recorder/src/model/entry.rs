@@ -25,6 +25,18 @@ pub enum EntryState {
     Failed = 3,
 }
 
+impl EntryState {
+    /// The state's name, as in dumps.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Started => "started",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// The other end of a point-to-point operation, as a rank **of the group**.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Peer {

@@ -93,8 +93,8 @@ a stack trace: frames | analyzer/src/input/stacks.rs | MOST_FRAMES
 a dump through a pipe | analyzer/src/live/source/node/dump_pipes.rs | MAX_DUMP
 a value of PyTorch's store that a live view reads | analyzer/src/live/source/network/store.rs | MOST_VALUE
 a line of a recording of a live view | analyzer/src/live/recording.rs | MOST_BYTES
-the answer of `nvidia-smi` | analyzer/src/live/source/node/surroundings/gpu.rs | MOST_BYTES
-messages of the kernel that a live view keeps | analyzer/src/live/source/node/surroundings/log.rs | MOST_MESSAGES
+the answer of `nvidia-smi` | analyzer/src/live/source/node/process_facts/gpu.rs | MOST_BYTES
+messages of the kernel that a live view keeps | analyzer/src/live/source/node/process_facts/log.rs | MOST_MESSAGES
 `rcomm-fr collect`: a file | analyzer/src/cli/collect/local.rs | MAX_FILE
 `rcomm-fr collect`: the archive of one host | analyzer/src/cli/collect/remote.rs | MAX_ANSWER
 `rcomm-fr collect`: a member of such an archive | analyzer/src/cli/collect/remote.rs | MAX_MEMBER
@@ -156,8 +156,8 @@ analyzer/src/live/source/node/rank_jobs.rs | MAX_COMMAND | shortens what is show
 analyzer/src/live/source/node/rings/mod.rs | MOST_NAMED | shortens a list in a message
 analyzer/src/live/source/node/threads.rs | MOST_THREADS | of processes of this host, from the kernel
 analyzer/src/live/source/network/store.rs | MOST_REASON | shortens a text for a message
-analyzer/src/live/source/node/surroundings/log.rs | MOST_AGE_MS | an age of messages
-analyzer/src/live/source/node/surroundings/mod.rs | MOST_RANKS | shortens a list in a message
+analyzer/src/live/source/node/process_facts/log.rs | MOST_AGE_MS | an age of messages
+analyzer/src/live/source/node/process_facts/mod.rs | MOST_RANKS | shortens a list in a message
 analyzer/src/cli/collect/native_stack.rs | MAX_FRAMES | of processes of this host, from the kernel
 analyzer/src/cli/collect/running.rs | MAX_NATIVE_STACKS | how many processes are looked at
 web/src/http/compress.rs | MAX_BYTES | of this server's own answers

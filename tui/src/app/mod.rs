@@ -2,7 +2,7 @@
 //! one channel.
 //!
 //! `rcomm-top/keys` reads the terminal, and `rcomm-top/signals` waits for signals. `rcomm-top/writer` writes files,
-//! sends requests to ranks, and reads facts on their processes. Sources and the analysis run on the threads of
+//! sends requests to ranks, and reads facts about their processes. Sources and the analysis run on the threads of
 //! [`rcomm_analyzer::Watch`]. While the view runs, the main thread does not wait for any of them to finish.
 
 pub mod background;
@@ -56,7 +56,7 @@ impl Inbox {
 }
 
 /// Runs the view until the user quits, or a signal, the end of the terminal or a panic ends it. `targets` are the ranks
-/// that can be asked for dumps and call stacks, the reader of facts on processes of this node, and the choice of the
+/// that can be asked for dumps and call stacks, the reader of facts about processes of this node, and the choice of the
 /// job.
 ///
 /// # Errors
@@ -136,8 +136,8 @@ pub fn run_drawing(
                 },
             }
         }
-        if let Some(command) = state.due_surroundings() {
-            // If the thread cannot be started, no facts on processes are shown.
+        if let Some(command) = state.due_process_facts() {
+            // If the thread cannot be started, no facts about processes are shown.
             let reader = writer::start(&state, command, targets, anchor, inbox.sender());
             threads.handles.retain(|handle| !handle.is_finished());
             threads.handles.extend(reader);

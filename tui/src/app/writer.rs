@@ -1,12 +1,12 @@
-//! Writes files, sends requests to ranks and reads facts on processes on a separate thread, so that a slow disk or rank
-//! does not delay key presses.
+//! Writes files, sends requests to ranks and reads facts about processes on a separate thread, so that a slow disk or
+//! rank does not delay key presses.
 
 use crate::state::State;
 use crate::state::event::{Command, Event, ExportFormat};
 use crate::view::text;
 use rcomm_analyzer::format::count;
 use rcomm_analyzer::source::{
-    DumpAnswers, DumpRequests, JobChoice, RingSurroundings, StackRequests, TakenStacks,
+    DumpAnswers, DumpRequests, JobChoice, RingProcessFacts, StackRequests, TakenStacks,
 };
 use rcomm_analyzer::{Anchor, Snapshot, export, print};
 use rcomm_recorder::publish::{Dump, write_dump_file};
@@ -25,20 +25,20 @@ pub struct RequestTargets {
     pub dumps: Vec<Box<dyn DumpRequests>>,
     /// Ranks that can be asked for their call stacks.
     pub stacks: Vec<Box<dyn StackRequests>>,
-    /// Reads facts on the processes of this node's ranks, on the host and on GPUs; `None` if no rings are read.
-    pub surroundings: Option<RingSurroundings>,
+    /// Reads facts about the processes of this node's ranks, on the host and on GPUs; `None` if no rings are read.
+    pub process_facts: Option<RingProcessFacts>,
     /// Selects the job of this node to show; `None` if no rings are read.
     pub job: Option<JobChoice>,
 }
 
 /// Time limit for the ranks' answers to a request.
 const WAIT_LIMIT: Duration = Duration::from_secs(10);
-/// Time limit for reading facts on processes. A user who quits during a read waits until it ends.
+/// Time limit for reading facts about processes. A user who quits during a read waits until it ends.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as
-/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. [`Command::LookAround`] sends
-/// [`Event::Surroundings`] only. Commands that neither write files nor ask ranks are ignored.
+/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. [`Command::ReadProcessFacts`] sends
+/// [`Event::ProcessFacts`] only. Other commands are ignored.
 ///
 /// The thread ends once the command has finished; the caller joins it.
 ///
@@ -72,12 +72,12 @@ pub fn start(
                 }
                 Err(error) => Err(error),
             },
-            Command::LookAround(ranks) => {
+            Command::ReadProcessFacts(ranks) => {
                 let deadline = Instant::now() + LOOK_LIMIT;
-                let around = targets.surroundings.as_ref();
-                let taken = around.and_then(|around| around.take(&ranks, deadline).ok());
+                let reader = targets.process_facts.as_ref();
+                let taken = reader.and_then(|reader| reader.take(&ranks, deadline).ok());
                 // This fails if the program has quit since.
-                let _ = sender.send(Event::Surroundings(taken.unwrap_or_default()));
+                let _ = sender.send(Event::ProcessFacts(taken.unwrap_or_default()));
                 return;
             }
             _ => return,
@@ -89,7 +89,7 @@ pub fn start(
     builder.spawn(body)
 }
 
-/// Writes the snapshot, or as text the screen, to a file; returns a sentence on the result.
+/// Writes the snapshot, or as text the screen, to a file; returns a sentence about the result.
 fn export(
     format: ExportFormat,
     path: &Path,
@@ -172,7 +172,7 @@ fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     ))
 }
 
-/// The sentence on the ranks' answers. It is an error if a rank refused, and then ends with the first reason.
+/// The sentence about the ranks' answers. It is an error if a rank refused, and then ends with the first reason.
 fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
     let (written, agreed) = (answers.written.len(), answers.agreed.len());
     let asked = written + agreed + answers.requested.len() + answers.refused.len();
@@ -203,7 +203,7 @@ fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
 }
 
 /// Takes the current stacks of the processes from the first source that provides any; if none does, returns the last
-/// failure. Call stacks come before kernel threads in `targets`, so they are preferred.
+/// failure. Sources that give call stacks come first in `targets`; those after them know only the states of threads.
 fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + WAIT_LIMIT;
     let mut failure = "no source can provide call stacks".to_owned();
@@ -216,7 +216,7 @@ fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String
     Err(failure)
 }
 
-/// The sentence on the stacks taken. It is an error if a rank refused, and then ends with the first reason.
+/// The sentence about the stacks taken. It is an error if a rank refused, and then ends with the first reason.
 fn format_stacks(stacks: &TakenStacks) -> Result<String, String> {
     let taken = stacks.taken.len();
     let asked = taken + stacks.refused.len();

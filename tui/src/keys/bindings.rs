@@ -142,7 +142,7 @@ pub const BINDINGS: &[Binding] = {
             "overview",
             &["1"],
             "",
-            "overview: stuck, by which rank, since when",
+            "overview: whether the job is stuck, by which rank, since when",
         ),
         bind(Views, A::View(2), "groups", &["2"], "", "process groups"),
         bind(
@@ -192,7 +192,7 @@ pub const BINDINGS: &[Binding] = {
             "jobs",
             &["9"],
             "",
-            "jobs of this node, trouble first",
+            "jobs of this node, those in trouble first",
         ),
         bind(
             Views,
@@ -409,7 +409,7 @@ pub const BINDINGS: &[Binding] = {
             "zoom_out",
             &["_"],
             "",
-            "zoom out of the timeline",
+            "zoom out on the timeline",
         ),
         bind(
             Show,
@@ -492,7 +492,7 @@ pub const BINDINGS: &[Binding] = {
             "copy",
             &["y"],
             "",
-            "copy the selected line, or of a rank at fault the command to look further",
+            "copy the selected line, or the command to look further at a rank at fault",
         ),
         bind(
             Take,

@@ -36,7 +36,7 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     let wrapped: Vec<Vec<Line>> = (page.head.iter())
         .map(|line| wrap_head(line, area.width, area.height))
         .collect();
-    // The panes have what the head leaves up to the last doubt, and at least some rows.
+    // The head has at most half of the rows, or as many as it needs up to its last doubt if the panes then keep some.
     let whole: usize = wrapped[..to_last_doubt(&page.head)]
         .iter()
         .map(Vec::len)
@@ -73,7 +73,7 @@ fn bars(rows: u16) -> (u16, u16) {
 /// Number of rows that a doubt leaves for the panes.
 const MIN_ROWS_OF_PANES: u16 = 3;
 
-/// Maximum number of these rows that the head takes for its doubts.
+/// Maximum number of the `available` rows that the head takes for its doubts.
 fn most_of_head(available: u16) -> u16 {
     available.saturating_sub(MIN_ROWS_OF_PANES)
 }
@@ -147,7 +147,7 @@ fn spare_of(page: &Page, panes: &[usize]) -> usize {
 }
 
 /// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows. A tall terminal shows whole
-/// sentences, whose ends say how the job ended; a low one keeps rows for the panes.
+/// sentences, whose ends say how the job ended; one with few rows keeps them for the panes.
 fn max_lines_of_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,
@@ -211,7 +211,7 @@ fn wanted_rows(page: &Page, index: usize, width: u16) -> u16 {
 pub(crate) fn needed_rows(pane: &Pane, width: u16) -> u16 {
     let title = usize::from(!pane.title.is_empty());
     let rows = match &pane.body {
-        Body::Table(rows) => headings(rows) + rows.rows.len().max(1),
+        Body::Table(table) => headings(table) + table.rows.len().max(1),
         Body::Strip(strip) => strip
             .dots
             .len()
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(layout.head_rects().count(), 1 + rows);
         assert_eq!(usize::from(layout.panes[0].height), 16 - 2 - 1 - rows);
         assert!(!cuts_doubt(&page(Tone::Doubt).head, (40, 16)));
-        // On a lower screen, the doubts are too long.
+        // On a screen with fewer rows, the doubts are too long.
         assert!(cuts_doubt(&page(Tone::Doubt).head, (40, 12)));
         let low = of(&page(Tone::Doubt), Rect::new(0, 0, 40, 12));
         assert_eq!((low.head_rects().count(), low.panes[0].height), (7, 3));

@@ -40,38 +40,38 @@ pub struct Column {
     pub name: Cow<'static, str>,
     /// Alignment of the column's cells.
     pub align: Align,
-    /// Priority: narrow terminals leave out the columns with the largest number first; 0 is never left out.
-    pub priority: u8,
+    /// Which column a narrow terminal leaves out first: the one with the largest number. One with 0 always stays.
+    pub drop_order: u8,
     /// Whether the column takes the remaining width; several such columns share it.
     pub grows: bool,
 }
 
 /// A column of text.
-pub const fn text(name: &'static str, priority: u8) -> Column {
+pub const fn text(name: &'static str, drop_order: u8) -> Column {
     Column {
         name: Cow::Borrowed(name),
         align: Align::Left,
-        priority,
+        drop_order,
         grows: false,
     }
 }
 
 /// A column of numbers.
-pub const fn number(name: &'static str, priority: u8) -> Column {
+pub const fn number(name: &'static str, drop_order: u8) -> Column {
     Column {
         name: Cow::Borrowed(name),
         align: Align::Right,
-        priority,
+        drop_order,
         grows: false,
     }
 }
 
 /// A column of text that takes the remaining width.
-pub const fn rest(name: &'static str, priority: u8) -> Column {
+pub const fn rest(name: &'static str, drop_order: u8) -> Column {
     Column {
         name: Cow::Borrowed(name),
         align: Align::Left,
-        priority,
+        drop_order,
         grows: true,
     }
 }
@@ -196,7 +196,7 @@ impl Table {
     /// Shows these columns in this order. Unknown names are ignored; if no column would be left, the
     /// table stays unchanged.
     pub fn choose(&mut self, names: &[String]) {
-        // A column whose head says more in some states keeps its first word in the configuration.
+        // The heading `missing or error` is named by its first part in the configuration.
         let index = |name: &String| {
             let is_named = |column: &Column| {
                 let first = column.name.split(" or ").next();

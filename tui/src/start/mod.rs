@@ -189,7 +189,7 @@ fn view_sources(
     let targets = Arc::new(sources::request_targets(cli, &job)?);
     state.options.askable = !targets.dumps.is_empty();
     state.options.stacks_askable = !targets.stacks.is_empty();
-    state.options.surroundings = targets.surroundings.is_some();
+    state.options.reads_process_facts = targets.process_facts.is_some();
     let mut recorder = match &cli.view.record {
         Some(path) => Some(
             RecordingWriter::create(path)
@@ -364,7 +364,7 @@ fn state(
         allow_actions: cli.view.allow_actions || config.actions.allow,
         askable: false,
         stacks_askable: false,
-        surroundings: false,
+        reads_process_facts: false,
         still,
         dumps: false,
         fault_ns: None,
@@ -445,7 +445,7 @@ fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Res
         // Bounds for scripts, which may have no terminal or a very wide one.
         let columns = columns.clamp(80, 200);
         update(&mut state, Event::Resize(columns, MIN_ROWS_OF_ONCE));
-        // On lower screens the sentences of the head are cut.
+        // On screens with fewer rows the sentences of the head are cut.
         let rows = layout::needed(&state.page, state.size).clamp(MIN_ROWS_OF_ONCE, 500);
         update(&mut state, Event::Resize(columns, rows));
         // The last line lists keys, which a script cannot press. Blank lines only fill the screen.

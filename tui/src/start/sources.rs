@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::source::{
     CollectorSource, FileSource, JobChoice, LocalDumps, LocalSource, ProcessStacks, RingDumps,
-    RingSource, RingSurroundings, RingThreads, SimulatedSource,
+    RingProcessFacts, RingSource, RingThreads, SimulatedSource,
 };
 use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Source};
 use rcomm_recorder::publish::EndpointToken;
@@ -60,8 +60,8 @@ pub(crate) fn simulated_fault_ns(cli: &Cli, anchor: Anchor) -> Option<i64> {
     }
 }
 
-/// The ranks that can be asked for dumps and call stacks and, if rings are read, the reader of facts on processes and
-/// the choice of the job. Empty for a replay or a demo. The only error is an invalid token.
+/// The ranks that can be asked for dumps and call stacks and, if rings are read, the reader of facts about processes
+/// and the choice of the job. Empty for a replay or a demo. The only error is an invalid token.
 pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut targets = RequestTargets::default();
@@ -87,7 +87,7 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
         targets.job = Some(job.clone());
     }
     if let Some(source) = rings(from, job) {
-        targets.surroundings = Some(RingSurroundings::new(source));
+        targets.process_facts = Some(RingProcessFacts::new(source));
     }
     Ok(targets)
 }

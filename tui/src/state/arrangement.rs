@@ -15,7 +15,7 @@ pub(super) struct Arrangement {
     kept_rows: HashMap<OverviewPane, u16>,
 }
 
-/// What the panes are arranged for. Only if this changes, a pane gets fewer rows than it has needed before.
+/// What the panes are arranged for. A pane gets fewer rows than it has needed before only if this changes.
 #[derive(Clone, Debug, PartialEq)]
 struct Occasion {
     job: String,
@@ -40,7 +40,7 @@ impl Occasion {
 }
 
 /// The first screen's page, and how it is arranged; `before` is how it was arranged last. While the user has selected
-/// something (`selecting`), no pane comes or goes unless the occasion is another.
+/// something (`selecting`), panes come and go only if the occasion changes.
 pub(super) fn arranged(
     model: &ViewModel<'_>,
     before: Option<&Arrangement>,
@@ -53,7 +53,7 @@ pub(super) fn arranged(
     let mut panes = OverviewPane::chosen(model.layout, model.size, blocked).to_vec();
     let mut page = page_of(model, &panes, &kept_rows);
     let more = match model.layout.is_empty() {
-        true => OverviewPane::where_rows_are_left(model.size, blocked),
+        true => OverviewPane::additional_panes(model.size, blocked),
         false => &[],
     };
     // Operations in flight come and go while the job runs: what is above them stays in its place.
@@ -80,7 +80,7 @@ pub(super) fn arranged(
         }
     }
     for (&pane, shown) in panes.iter().zip(&page.panes) {
-        let rows = needed_rows(shown, model.size.0).min(model.size.1 / MAX_KEPT);
+        let rows = needed_rows(shown, model.size.0).min(model.size.1 / KEPT_DIVISOR);
         keep(pane, rows, &mut kept_rows);
     }
     let arrangement = Arrangement {
@@ -99,5 +99,5 @@ fn keep(pane: OverviewPane, rows: u16, kept_rows: &mut HashMap<OverviewPane, u16
     }
 }
 
-/// A pane on display keeps at most one in this many rows of the terminal.
-const MAX_KEPT: u16 = 4;
+/// A pane on display keeps at most the terminal's rows divided by this.
+const KEPT_DIVISOR: u16 = 4;

@@ -131,7 +131,7 @@ fn export(rest: &str) -> Result<TypedCommand, String> {
 
 /// Names in the job that completion can offer.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct KnownNames {
     /// Labels of groups.
     pub groups: Vec<String>,
     /// Host names.
@@ -147,7 +147,7 @@ pub struct Facts {
 }
 
 /// Returns the completions of `text`: whole command lines.
-pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
+pub fn complete(text: &str, names: &KnownNames) -> Vec<String> {
     let Some((name, rest)) = text.split_once(char::is_whitespace) else {
         let views = VIEWS.iter().map(|(_, name)| *name);
         let names = NAMES.iter().copied().chain(views);
@@ -159,10 +159,10 @@ pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
         return matching;
     };
     let words: Vec<String> = match name {
-        "rank" | "mark" => facts.ranks.clone(),
-        "group" => facts.groups.clone(),
-        "mute" => facts.codes.clone(),
-        "sort" => facts.columns.clone(),
+        "rank" | "mark" => names.ranks.clone(),
+        "group" => names.groups.clone(),
+        "mute" => names.codes.clone(),
+        "sort" => names.columns.clone(),
         "export" => ExportFormat::ALL
             .iter()
             .map(|(_, name, _)| (*name).to_owned())
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn every_name_that_completion_offers_is_a_command() {
-        for name in complete("", &Facts::default()) {
+        for name in complete("", &KnownNames::default()) {
             let unknown = matches!(parse(&name), Err(e) if e.contains("unknown command"));
             assert!(!unknown, "{name}");
         }
@@ -214,11 +214,11 @@ mod tests {
 
     #[test]
     fn arguments_complete_from_names_in_the_job() {
-        let facts = Facts {
+        let names = KnownNames {
             groups: vec!["dp_0".into(), "tp_0".into()],
-            ..Facts::default()
+            ..KnownNames::default()
         };
-        assert_eq!(complete("group d", &facts), ["group dp_0"]);
-        assert_eq!(complete("gro", &facts), ["group", "groups"]);
+        assert_eq!(complete("group d", &names), ["group dp_0"]);
+        assert_eq!(complete("gro", &names), ["group", "groups"]);
     }
 }

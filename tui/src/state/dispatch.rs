@@ -46,14 +46,14 @@ impl State {
 
     /// Applies a key press to the input line. While a filter is typed, applies the filter too.
     fn edit(&mut self, key: &KeyEvent) -> Option<Command> {
-        let facts = self.facts();
+        let names = self.known_names();
         let mut input = self.input.take()?;
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
             KeyCode::Esc => return self.cancel(&input),
             KeyCode::Char('c' | 'g') if control => return self.cancel(&input),
             KeyCode::Enter => return self.commit(input),
-            KeyCode::Tab => input.complete(&facts),
+            KeyCode::Tab => input.complete(&names),
             KeyCode::Backspace if input.text.is_empty() => return self.cancel(&input),
             KeyCode::Backspace => input.backspace(),
             KeyCode::Left => input.move_by(-1),
@@ -281,13 +281,14 @@ impl State {
         };
     }
 
-    /// Zooms the timeline around the cursor or, without one, the newest events.
+    /// Zooms the timeline. The time under the cursor keeps its place or, without a cursor, the time at four fifths of
+    /// the width.
     fn zoom(&mut self, factor: f64) {
-        let ends_ns = match self.page.panes.first().map(|pane| &pane.body) {
+        let to_ns = match self.page.panes.first().map(|pane| &pane.body) {
             Some(Body::Timeline(timeline)) => Some(timeline.to_ns),
             _ => None,
         };
-        self.scale.zoom(factor, ends_ns);
+        self.scale.zoom(factor, to_ns);
     }
 
     /// Moves the cursor of the timeline to another operation of the selected rank.
@@ -558,7 +559,7 @@ impl State {
             }
             _ => return None,
         };
-        command_for(snapshot.rank(rank)?, self.options.surroundings)
+        command_for(snapshot.rank(rank)?, self.options.reads_process_facts)
     }
 
     /// Puts text on the clipboard: the command that looks further at the selected rank at fault, unless a pane of text

@@ -1,7 +1,7 @@
 //! Events that change the state, and commands that the state issues.
 
 use ratatui::crossterm::event::KeyEvent;
-use rcomm_analyzer::source::{Surroundings, TakenStacks};
+use rcomm_analyzer::source::{ProcessFacts, TakenStacks};
 use rcomm_analyzer::{Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::path::PathBuf;
@@ -32,8 +32,8 @@ pub enum Event {
     Resumed,
     /// Call stacks were taken, at this time.
     Stacks(Arc<TakenStacks>, Moment),
-    /// Facts on the processes, hosts and GPUs of ranks were read; empty if that failed.
-    Surroundings(Vec<Surroundings>),
+    /// Facts about the processes, hosts and GPUs of ranks were read; empty if that failed.
+    ProcessFacts(Vec<ProcessFacts>),
     /// A thread panicked.
     Panicked,
     /// A message for the user: what a command has done, or why it or a recording failed.
@@ -59,8 +59,8 @@ pub enum Command {
     AskForDumps,
     /// Take the ranks' call stacks.
     TakeStacks,
-    /// Read facts on the processes, hosts and GPUs of these ranks.
-    LookAround(Vec<Rank>),
+    /// Read facts about the processes, hosts and GPUs of these ranks.
+    ReadProcessFacts(Vec<Rank>),
     /// Show another job of this node.
     ShowJob(Arc<str>),
     /// Quit because a thread panicked.

@@ -56,8 +56,8 @@ pub struct Host {
 pub struct FrameIndex {
     /// One state per rank of the snapshot.
     pub states: Vec<RankState>,
-    /// Index in the report of the finding that the headline is about, unless how the job ended comes first: the gravest
-    /// that is neither muted, a note, nor the consequence of another.
+    /// Index in the report of the gravest finding that is neither muted, a note, nor the consequence of another. The
+    /// headline is about it, unless it is about how the job ended.
     pub head: Option<usize>,
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,

@@ -1,6 +1,6 @@
 //! The line at the bottom where a filter or a command is typed.
 
-use super::command::{self, Facts};
+use super::command::{self, KnownNames};
 use rcomm_analyzer::filter::{Filter, KEYS};
 
 /// Purpose of the input line.
@@ -99,17 +99,17 @@ impl Input {
     }
 
     /// Completions of the text, shown as a hint.
-    pub fn candidates(&self, facts: &Facts) -> Vec<String> {
+    pub fn candidates(&self, names: &KnownNames) -> Vec<String> {
         match self.purpose {
-            Purpose::Command => command::complete(&self.text, facts),
-            Purpose::Filter => complete_filter(&self.text, facts),
+            Purpose::Command => command::complete(&self.text, names),
+            Purpose::Filter => complete_filter(&self.text, names),
         }
     }
 
     /// Completes the text; repeated calls cycle through the completions.
-    pub fn complete(&mut self, facts: &Facts) {
+    pub fn complete(&mut self, names: &KnownNames) {
         if self.choices.is_empty() {
-            self.choices = self.candidates(facts);
+            self.choices = self.candidates(names);
             self.choice = 0;
         } else {
             self.choice = (self.choice + 1) % self.choices.len();
@@ -122,7 +122,7 @@ impl Input {
 }
 
 /// The completions of the last term of a filter, each as the whole text: of its key, or of the value after a key.
-fn complete_filter(text: &str, facts: &Facts) -> Vec<String> {
+fn complete_filter(text: &str, names: &KnownNames) -> Vec<String> {
     let term = text.rsplit(char::is_whitespace).next().unwrap_or_default();
     let head = &text[..text.len() - term.len()];
     let (sign, body) = match term.strip_prefix('!') {
@@ -136,11 +136,11 @@ fn complete_filter(text: &str, facts: &Facts) -> Vec<String> {
             .collect()
     };
     match body.split_once(':') {
-        Some(("group", value)) => begin("group", &facts.groups, value),
-        Some(("host", value)) => begin("host", &facts.hosts, value),
-        Some(("op", value)) => begin("op", &facts.ops, value),
-        Some(("code", value)) => begin("code", &facts.codes, value),
-        Some(("rank", value)) => begin("rank", &facts.ranks, value),
+        Some(("group", value)) => begin("group", &names.groups, value),
+        Some(("host", value)) => begin("host", &names.hosts, value),
+        Some(("op", value)) => begin("op", &names.ops, value),
+        Some(("code", value)) => begin("code", &names.codes, value),
+        Some(("rank", value)) => begin("rank", &names.ranks, value),
         Some(_) => vec![],
         None => KEYS
             .iter()
@@ -175,23 +175,23 @@ mod tests {
 
     #[test]
     fn completion_cycles_through_the_matches() {
-        let facts = Facts {
+        let names = KnownNames {
             groups: vec!["dp_0".into(), "dp_1".into(), "tp_0".into()],
-            ..Facts::default()
+            ..KnownNames::default()
         };
         let mut input = typed("age>5s !group:dp");
-        input.complete(&facts);
+        input.complete(&names);
         assert_eq!(input.text, "age>5s !group:dp_0");
-        input.complete(&facts);
+        input.complete(&names);
         assert_eq!(input.text, "age>5s !group:dp_1");
-        input.complete(&facts);
+        input.complete(&names);
         assert_eq!(input.text, "age>5s !group:dp_0");
         let mut key = typed("ho");
-        key.complete(&facts);
+        key.complete(&names);
         assert_eq!(key.text, "host:");
         // A space that does not break lines has two bytes.
         let mut after_wide_space = typed("age>5s\u{a0}group:t");
-        after_wide_space.complete(&facts);
+        after_wide_space.complete(&names);
         assert_eq!(after_wide_space.text, "age>5s\u{a0}group:tp_0");
     }
 }

@@ -22,12 +22,12 @@ use crate::page::theme::{Theme, Tone};
 use crate::page::{Body, Line, Page, plain, styled};
 use crate::state::event::{Command, Event};
 use arrangement::{Arrangement, arranged};
-use command::Facts;
+use command::KnownNames;
 use history::History;
 use index::FrameIndex;
 use input::Input;
 use rcomm_analyzer::filter::Filter;
-use rcomm_analyzer::source::{Surroundings, TakenStacks};
+use rcomm_analyzer::source::{ProcessFacts, TakenStacks};
 use rcomm_analyzer::{Code, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use screen::{Navigation, Screen};
@@ -52,11 +52,11 @@ pub struct Options {
     pub askable: bool,
     /// Whether ranks can be asked for their call stacks.
     pub stacks_askable: bool,
-    /// Whether facts on the processes of ranks can be read: only where the rings on this node are watched.
-    pub surroundings: bool,
+    /// Whether facts about the processes of ranks can be read: only where the rings on this node are watched.
+    pub reads_process_facts: bool,
     /// Whether the sources never change: dumps and recordings.
     pub still: bool,
-    /// Whether dumps are replayed: a snapshot then bears the time at which they were read.
+    /// Whether dumps are replayed: a snapshot then has the time at which they were read.
     pub dumps: bool,
     /// When the fault of a simulated job begins, wall clock, ns since the epoch; `None` if there is none.
     pub fault_ns: Option<i64>,
@@ -97,8 +97,8 @@ pub struct State {
     pub confirm: Option<PathBuf>,
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
-    /// Facts on the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
-    pub surroundings: Vec<Surroundings>,
+    /// Facts about the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
+    pub process_facts: Vec<ProcessFacts>,
     /// The jobs of this node, those in trouble first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
     /// The snapshots that are kept.
@@ -135,14 +135,14 @@ pub struct State {
     selections: HashMap<Discriminant<Screen>, Selection>,
     /// The first key of a binding of two keys, once it was pressed.
     pending_key: Option<String>,
-    /// When facts on processes were requested last, and of which ranks; `None` before the first time.
+    /// When facts about processes were requested last, and of which ranks; `None` before the first time.
     requested: Option<(Duration, Vec<Rank>)>,
-    /// Whether facts on processes are being read.
-    reading_surroundings: bool,
+    /// Whether facts about processes are being read.
+    reading_process_facts: bool,
 }
 
-/// Time between two reads of facts on processes: `nvidia-smi` may use a second of processor time.
-const SURROUNDINGS_INTERVAL: Duration = Duration::from_secs(10);
+/// Time between two reads of facts about processes: `nvidia-smi` may use a second of processor time.
+const PROCESS_FACTS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Applies an event; returns a command for the event loop.
 pub fn update(state: &mut State, event: Event) -> Option<Command> {
@@ -174,7 +174,7 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
             let before = state.history.newest();
             if before.is_some_and(|before| before.job != snapshot.job) {
                 // The ranks of another job are other processes.
-                state.surroundings.clear();
+                state.process_facts.clear();
                 state.requested = None;
             }
             state.trends.observe(before.map(Arc::as_ref), &snapshot);
@@ -192,9 +192,9 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
             state.stacks = Some((stacks, at));
             state.rebuild();
         }
-        Event::Surroundings(surroundings) => {
-            state.reading_surroundings = false;
-            state.surroundings = surroundings;
+        Event::ProcessFacts(process_facts) => {
+            state.reading_process_facts = false;
+            state.process_facts = process_facts;
             state.rebuild();
         }
         Event::Jobs(jobs) => {
@@ -231,9 +231,9 @@ impl State {
             message: None,
             confirm: None,
             stacks: None,
-            surroundings: vec![],
+            process_facts: vec![],
             requested: None,
-            reading_surroundings: false,
+            reading_process_facts: false,
             jobs: Arc::from([]),
             history: History::new(options.history),
             trends: Trends::default(),
@@ -469,12 +469,12 @@ impl State {
             row: self.selection().row,
             stacks: self.stacks.as_ref(),
             // The facts read last are not those of an earlier snapshot.
-            surroundings: match self.history.is_paused() {
+            process_facts: match self.history.is_paused() {
                 true => &[],
-                false => &self.surroundings,
+                false => &self.process_facts,
             },
             is_replay: self.options.dumps,
-            reads_this_node: self.options.surroundings,
+            reads_this_node: self.options.reads_process_facts,
             jobs: &self.jobs,
             trends: &self.trends,
             wall_ns: self.now.wall_ns,
@@ -482,9 +482,9 @@ impl State {
         }
     }
 
-    /// The command to read facts on the ranks at fault and the rank on display; `None` if the last read is recent
-    /// enough or has not ended, or if there is nothing to read.
-    pub fn due_surroundings(&mut self) -> Option<Command> {
+    /// The command to read facts about the processes of the ranks at fault and of the rank on display; `None` if the
+    /// last read is recent enough or has not ended, or if there is nothing to read.
+    pub fn due_process_facts(&mut self) -> Option<Command> {
         let mut ranks = self.index.roots().to_vec();
         if let Screen::Rank(rank) = self.screen() {
             ranks.insert(0, *rank);
@@ -496,19 +496,23 @@ impl State {
             .is_none_or(|(requested_at, requested_ranks)| {
                 // Ranks that are at fault or were opened since are read at once.
                 *requested_ranks != ranks
-                    || elapsed.saturating_sub(*requested_at) >= SURROUNDINGS_INTERVAL
+                    || elapsed.saturating_sub(*requested_at) >= PROCESS_FACTS_INTERVAL
             });
-        if !self.options.surroundings || ranks.is_empty() || self.reading_surroundings || !is_due {
+        if !self.options.reads_process_facts
+            || ranks.is_empty()
+            || self.reading_process_facts
+            || !is_due
+        {
             return None;
         }
         self.requested = Some((elapsed, ranks.clone()));
-        self.reading_surroundings = true;
-        Some(Command::LookAround(ranks))
+        self.reading_process_facts = true;
+        Some(Command::ReadProcessFacts(ranks))
     }
 
     /// The names that completion can offer.
-    pub fn facts(&self) -> Facts {
-        let mut facts = Facts {
+    pub fn known_names(&self) -> KnownNames {
+        let mut names = KnownNames {
             codes: Code::ALL.iter().map(|code| code.id().to_owned()).collect(),
             ranks: self
                 .index
@@ -517,25 +521,25 @@ impl State {
                 .chain(&self.marks)
                 .map(u32::to_string)
                 .collect(),
-            ..Facts::default()
+            ..KnownNames::default()
         };
         if let Some(table) = self.table() {
             let named = table.columns.iter().filter(|c| !c.name.is_empty());
-            facts.columns = named.map(|column| column.name.to_string()).collect();
+            names.columns = named.map(|column| column.name.to_string()).collect();
         }
         if let Some(snapshot) = self.history.shown() {
             let report = &snapshot.report;
-            facts.groups = report
+            names.groups = report
                 .groups
                 .iter()
                 .map(|g| self.index.names().name(&g.group))
                 .collect();
             let ops: BTreeSet<_> = report.in_flight.iter().map(|i| i.op.clone()).collect();
-            facts.ops = ops.into_iter().collect();
+            names.ops = ops.into_iter().collect();
             let hosts = self.index.hosts.iter().map(|host| host.name.to_string());
-            facts.hosts = hosts.filter(|host| !host.is_empty()).collect();
+            names.hosts = hosts.filter(|host| !host.is_empty()).collect();
         }
-        facts
+        names
     }
 }
 

@@ -231,7 +231,7 @@ pub(super) fn footer(state: &State, area: Rect, buffer: &mut Buffer) -> Option<P
         match &input.error {
             Some(error) => line.push(styled(error.clone(), Tone::Bad)),
             None => {
-                let next = input.candidates(&state.facts());
+                let next = input.candidates(&state.known_names());
                 let next: Vec<String> = next.into_iter().take(8).collect();
                 line.push(styled(next.join("  "), Tone::Dim));
             }

@@ -57,7 +57,7 @@ fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut
     let selection = state.selection();
     let selected = focused.then_some(selection.row);
     match &pane.body {
-        Body::Table(rows) => table::draw(rows, body, selected, theme, buffer),
+        Body::Table(table) => table::draw(table, body, selected, theme, buffer),
         Body::Strip(dots) => strip::draw(dots, body, theme, buffer),
         Body::Grid(cells) => {
             let selected = focused.then_some((selection.row, selection.column));
@@ -79,7 +79,7 @@ fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut
     }
 }
 
-/// Draws the title line of a pane, with the shown rows of a table that does not fit:
+/// Draws the title line of a pane and, if a table does not fit, which of its rows are shown:
 /// `── groups ────────────────── 1-9/128 ─`.
 fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buffer) {
     let theme = &state.options.theme;
@@ -97,9 +97,9 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
         theme.style(tone),
     );
     let shown = usize::from(layout::below_title(pane, area).height);
-    if let Body::Table(rows) = &pane.body {
-        let shown = shown.saturating_sub(headings(rows));
-        let row_count = rows.rows.len();
+    if let Body::Table(table) = &pane.body {
+        let shown = shown.saturating_sub(headings(table));
+        let row_count = table.rows.len();
         if row_count > shown && shown > 0 {
             let selected = if focused { state.selection().row } else { 0 };
             let first = first_shown(selected, row_count, shown);

@@ -140,8 +140,8 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
     };
     while needed(&kept) > width + GAP {
         let droppable =
-            (0..kept.len()).filter(|&index| kept[index] && table.columns[index].priority > 0);
-        match droppable.max_by_key(|&index| table.columns[index].priority) {
+            (0..kept.len()).filter(|&index| kept[index] && table.columns[index].drop_order > 0);
+        match droppable.max_by_key(|&index| table.columns[index].drop_order) {
             Some(index) => kept[index] = false,
             None => break,
         }

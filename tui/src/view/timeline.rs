@@ -12,9 +12,9 @@ use rcomm_recorder::model::text::time_of_day;
 
 /// Width of the names of the lanes.
 const LABEL_WIDTH: u16 = 10;
-/// Minimum number of cells between two times on the axis.
-const TICK: usize = 16;
-/// The times between two of the axis, ms: round ones, so that a reader can count them.
+/// Minimum number of columns from one time on the axis to the next.
+const MIN_TICK_COLUMNS: usize = 16;
+/// How far apart two neighboring times on the axis may be, ms: round numbers, so that a reader can count them.
 const STEPS_MS: [i64; 24] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000,
     120_000, 300_000, 600_000, 900_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000,
@@ -91,9 +91,9 @@ fn cursor(timeline: &Timeline, width: usize) -> Option<u16> {
 /// One column of a lane.
 #[derive(Clone, Copy)]
 struct Cell {
-    /// What the first row has: of a wide operation, a letter of its name.
+    /// The character in the lane's first row: inside a wide operation, a letter of its name.
     glyph: char,
-    /// What the rows below have.
+    /// The character in the lane's other rows.
     bar: char,
     style: Style,
 }
@@ -101,7 +101,7 @@ struct Cell {
 /// Minimum number of columns of an operation that shows its name.
 const MIN_NAMED_WIDTH: usize = 8;
 
-/// Returns one character per column: within an operation, within a pending one, or neither. The name of a wide
+/// Returns one cell per column of the lane: inside an operation, inside a pending one, or outside. The name of a wide
 /// operation is written in inverse colors into its bar.
 fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<Cell> {
     let outside = Cell {
@@ -153,12 +153,12 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
     cells
 }
 
-/// Draws the time of day under the lanes, at round times at least [`TICK`] columns apart.
+/// Draws the time of day under the lanes, at round times at least [`MIN_TICK_COLUMNS`] columns apart.
 fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &mut Buffer) {
     let span = (timeline.to_ns - timeline.from_ns).max(1);
     let columns = |ns: i64| ns as f64 / span as f64 * width as f64;
     let steps = STEPS_MS.iter().map(|ms| ms * 1_000_000);
-    let is_wide = |step: &i64| columns(*step) >= TICK as f64;
+    let is_wide = |step: &i64| columns(*step) >= MIN_TICK_COLUMNS as f64;
     let step = steps.clone().find(is_wide).or(steps.max()).unwrap_or(span);
     let first = timeline.from_ns.saturating_add(step - 1).div_euclid(step);
     for tick in first.. {
@@ -218,21 +218,21 @@ mod tests {
         let timeline = Timeline {
             lanes: vec![],
             from_ns: 0,
-            to_ns: 36_000_000,
+            to_ns: 50_000_000,
             cursor_ns: None,
         };
-        let area = Rect::new(0, 0, LABEL_WIDTH + 36, 1);
+        let area = Rect::new(0, 0, LABEL_WIDTH + 50, 1);
         let mut buffer = Buffer::empty(area);
         axis(
             &timeline,
             area,
-            36,
+            50,
             &Theme::new(ThemeName::Dark, Depth::None),
             &mut buffer,
         );
         let cells = buffer.content().iter();
         let drawn: String = cells.map(|cell| cell.symbol()).collect();
-        // Every 20 ms, of which the second would be 0.040.
+        // There is a time every 20 ms; that at 40 ms does not fit.
         assert_eq!(drawn.trim(), "|00:00:00.000       |00:00:00.020");
     }
 

@@ -92,7 +92,7 @@ pub(crate) fn options() -> Options {
         allow_actions: false,
         askable: false,
         stacks_askable: false,
-        surroundings: true,
+        reads_process_facts: true,
         still: false,
         dumps: false,
         fault_ns: None,

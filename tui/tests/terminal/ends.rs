@@ -169,7 +169,7 @@ fn run_view(
         allow_actions: false,
         askable: false,
         stacks_askable: false,
-        surroundings: false,
+        reads_process_facts: false,
         still: false,
         dumps: false,
         fault_ns: None,

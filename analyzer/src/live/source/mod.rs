@@ -20,8 +20,8 @@ pub use network::{
 };
 pub use node::{
     DumpOfProcess, Fact, JobChoice, LocalDumps, LocalSource, PIPE_VARIABLE, PipeDumps,
-    ProcessSource, ProcessStacks, Program, RankJob, RankProcess, RingSource, RingSurroundings,
-    RingThreads, Surroundings, dump_beginnings, ring_directory,
+    ProcessFacts, ProcessSource, ProcessStacks, Program, RankJob, RankProcess, RingProcessFacts,
+    RingSource, RingThreads, dump_beginnings, ring_directory,
 };
 pub use simulated::SimulatedSource;
 pub use stacks::{StackRequests, TakenStacks, WorkerServerStacks};

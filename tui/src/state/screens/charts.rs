@@ -11,15 +11,15 @@ use crate::state::trends::Trend;
 /// Characters of a bar, from low to high. The last one fills its cell, so that a bar can continue in the cell above.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The timeline that is added to a screen takes one in this many rows of the terminal.
-const TIMELINE_SHARE: u16 = 3;
+/// The timeline that is added to a screen takes the terminal's rows divided by this.
+const TIMELINE_DIVISOR: u16 = 3;
 
 /// Number of rows of each chart that is added to a screen.
 const CHART_ROWS: usize = 2;
 
-/// On a terminal of at least [`ROOMY_ROWS`] rows, adds what moves below the tables of a screen that leave its rows empty:
-/// a timeline of the ranks in trouble first, and the trends. Both are at the bottom, where the rows above do not move
-/// them.
+/// On a terminal of at least [`ROOMY_ROWS`] rows, fills the rows below the tables of a screen with charts: a timeline,
+/// with the ranks in trouble first, and the trends. Both are at the bottom, so that they stay in place when the tables
+/// change.
 pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut Page) {
     use Screen::{Group, Groups, GroupsOf, InFlight, Jobs, Ranks, RanksOf, Reducer, Sources};
     use Screen::{Stacks, Stragglers, Warnings, Why};
@@ -37,7 +37,7 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
         return;
     }
     page.kept_rows = vec![0; page.panes.len()];
-    let timeline_rows = rows / TIMELINE_SHARE;
+    let timeline_rows = rows / TIMELINE_DIVISOR;
     // The title and the axis take a row each.
     let lanes = usize::from(timeline_rows.saturating_sub(2));
     let panes = [

@@ -90,7 +90,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     columns.extend(ranks.iter().map(|rank| Column {
         name: Cow::Owned(format!("r{rank}")),
         align: Align::Right,
-        priority: 0,
+        drop_order: 0,
         grows: false,
     }));
     columns.push(rest("op", 0));
@@ -103,8 +103,14 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         empty: "no collective, or none with a problem, among the newest 40 operations of each"
             .into(),
     };
-    let head = vec![vec![plain(
+    let mut head = vec![vec![plain(
         "newest first; empty: not a member; -: not among its newest 40 operations",
     )]];
+    if model.marks.len() > MAX_RANKS {
+        let marked = model.marks.len();
+        head.push(vec![plain(format!(
+            "only the first {MAX_RANKS} of the {marked} marked ranks are compared"
+        ))]);
+    }
     Page::of(head, "marked ranks", table)
 }

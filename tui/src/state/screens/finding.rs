@@ -208,10 +208,11 @@ fn evidence(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
             Some(group) => overview::call(model, &e.op, e.seq, group),
             None => format!("{} #{}", e.op, e.seq),
         };
-        let state = format!("{:?}", e.state).to_lowercase();
         vec![plain(format!(
-            "rank {}: record {}, {call}, {state}",
-            e.rank, e.record_id
+            "rank {}: record {}, {call}, {}",
+            e.rank,
+            e.record_id,
+            e.state.name()
         ))]
     };
     let mut lines: Vec<Line> = finding.evidence.iter().map(line).collect();

@@ -14,11 +14,11 @@ use rcomm_analyzer::filter;
 const WORDS: &[(&str, &str)] = &[
     (
         "root",
-        "at fault or in the cycle of an error that nothing else causes",
+        "at fault in an error, or in its cycle, if no other finding causes it",
     ),
     (
         "seq last/min",
-        "newest collective that any member, and that all have issued",
+        "newest collective issued by any member / by all members",
     ),
     ("in flight", "not ended; (7/8): 7 of 8 members have joined"),
     ("oldest", "age of the oldest operation in flight"),

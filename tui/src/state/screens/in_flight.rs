@@ -105,7 +105,7 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
     )
 }
 
-/// Whether the operation has failed, or ranks wait in it in a job that hangs or differs (`hangs`).
+/// Whether the operation has failed, or ranks wait in it in a job that is stuck or has a mismatch (`hangs`).
 fn is_problem(instance: &InstanceReport, hangs: bool) -> bool {
     instance.state == InstanceState::Failed || hangs && instance.is_blocked()
 }

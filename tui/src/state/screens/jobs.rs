@@ -48,7 +48,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         empty: "no other job: these sources show one job, or this node has no rings".into(),
     };
     let head = vec![vec![plain(
-        "jobs with rings on this node, trouble first; enter shows one, and it stays shown",
+        "jobs with rings on this node, those in trouble first; [enter] chooses one",
     )]];
     Page::of(head, "jobs", table)
 }
@@ -127,7 +127,7 @@ fn report_on<'a>(model: &'a ViewModel<'_>, job: &'a NodeJob) -> Option<&'a Repor
 /// The verdict on a job, in the view's words.
 fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     match report_on(model, job) {
-        // A warning is the word where no operation hangs or differs, as on the first screen.
+        // A warning is the word if no operation hangs or mismatches, as on the first screen.
         Some(report)
             if matches!(report.verdict, Verdict::Healthy | Verdict::Running)
                 && head_of(report, model.muted).is_some() =>
@@ -140,7 +140,7 @@ fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     }
 }
 
-/// A line on the other jobs that are alive or in trouble: `4 other jobs on this node, 1 STUCK, 2 over  [9]`. `None`
+/// A line about the other jobs that are alive or in trouble: `4 other jobs on this node, 1 STUCK, 2 over  [9]`. `None`
 /// if there is none.
 pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let others = model.jobs.iter();

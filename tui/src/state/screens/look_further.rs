@@ -1,4 +1,4 @@
-//! Shows what helps to look further at a rank: a command to copy, facts on the rank's process, host and GPU, and the
+//! Shows what helps to look further at a rank: a command to copy, facts about the rank's process, host and GPU, and the
 //! end of the rank's log.
 
 use super::ViewModel;
@@ -10,8 +10,8 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_recorder::model::Rank;
 
 /// A shell command that shows more about a rank: it prints the stacks of the rank's process or, if that has ended, the
-/// kernel's messages on killed processes. It runs over ssh, unless the process is known to be on this node, which needs
-/// a source of this node (`reads_this_node`). `None` if the process id is not known.
+/// kernel's messages about killed processes. It runs over ssh, unless the process is known to be on this node, which
+/// needs a source of this node (`reads_this_node`). `None` if the process id is not known.
 pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Option<String> {
     let dump = view.first_dump()?;
     let pid = dump.identity.pid;
@@ -68,15 +68,15 @@ pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
 /// Width of the mark and the subject before the text of a fact.
 const PREFIX_WIDTH: usize = 11;
 
-/// The command for a rank, facts on the rank's process, host and GPU, and the end of its log, in a pane of this width;
-/// `None` if none of them is known.
+/// The command for a rank, facts about the rank's process, host and GPU, and the end of its log, in a pane of this
+/// width; `None` if none of them is known.
 pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane> {
     let mut lines: Vec<Line> = Vec::new();
     let command = shown_command(model, rank);
     lines.extend(command.map(|command| vec![plain(format!("  {:<9}{command}", "command"))]));
-    let around = model.surroundings.iter().find(|it| it.rank == rank);
-    if let Some(around) = around {
-        for fact in &around.facts {
+    let process_facts = model.process_facts.iter().find(|it| it.rank == rank);
+    if let Some(process_facts) = process_facts {
+        for fact in &process_facts.facts {
             let tone = if fact.notable {
                 Tone::Late
             } else {
@@ -92,7 +92,7 @@ pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane
                 ),
             ]);
         }
-        for text in &around.log {
+        for text in &process_facts.log {
             lines.push(vec![styled("  log      ", Tone::Dim), plain(text.clone())]);
         }
     }

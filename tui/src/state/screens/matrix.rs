@@ -6,7 +6,7 @@ use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::rank_set;
+use rcomm_analyzer::format::{count, rank_set};
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{GroupRef, InstanceState, RankState};
@@ -44,7 +44,7 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         .iter()
         .find(|r| r.group == *group);
     let state = model.index.group(group);
-    let mut facts = format!("  {} ranks", group.ranks.len());
+    let mut facts = format!("  {}", count(group.ranks.len() as u64, "rank"));
     if let Some(report) = report {
         if !report.backend.is_empty() {
             facts.push_str(&format!("  {}", report.backend));
@@ -123,7 +123,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         Column {
             name: Cow::Owned(name),
             align: Align::Right,
-            priority: 0,
+            drop_order: 0,
             grows: false,
         }
     });

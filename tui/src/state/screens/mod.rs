@@ -36,7 +36,7 @@ use super::trends::Trends;
 use crate::keys::Keymap;
 use crate::page::{Page, Pane};
 use rcomm_analyzer::filter::{Filter, Subject};
-use rcomm_analyzer::source::{Surroundings, TakenStacks};
+use rcomm_analyzer::source::{ProcessFacts, TakenStacks};
 use rcomm_analyzer::{Code, Finding, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
@@ -86,11 +86,11 @@ pub struct ViewModel<'a> {
     pub layout: &'a [OverviewPane],
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
-    /// Facts on the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
-    pub surroundings: &'a [Surroundings],
+    /// Facts about the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
+    pub process_facts: &'a [ProcessFacts],
     /// Whether dumps are replayed. The processes that wrote them are likely to have ended.
     pub is_replay: bool,
-    /// Whether the rings of this node are read, and therefore facts on its processes too.
+    /// Whether the rings of this node are read, and therefore facts about its processes too.
     pub reads_this_node: bool,
     /// The jobs of this node, those in trouble first.
     pub jobs: &'a [NodeJob],

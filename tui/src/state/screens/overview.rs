@@ -49,7 +49,7 @@ pub enum OverviewPane {
     Trends,
     /// The root causes, and the ranks that wait because of them.
     Why,
-    /// A command for the first rank at fault, facts on its process, host and GPU, and the end of its log.
+    /// A command for the first rank at fault, facts about its process, host and GPU, and the end of its log.
     Look,
     /// The operations of up to 32 ranks over time, those that are marked or in trouble first.
     Timeline,
@@ -76,9 +76,10 @@ impl OverviewPane {
         }
     }
 
-    /// The panes that the default ones are joined by, in this order, as long as that leaves every pane whole. If no rank
-    /// is at fault, a low terminal gets none: the job runs, and the rows of its operations would come and go.
-    pub(in crate::state) fn where_rows_are_left(
+    /// The panes that are added to the default ones, in this order, as long as every pane then shows all of its rows.
+    /// If no rank is at fault, a terminal with few rows gets none: the job runs, and the rows of its operations would
+    /// come and go.
+    pub(in crate::state) fn additional_panes(
         (_, rows): (u16, u16),
         blocked: bool,
     ) -> &'static [Self] {
@@ -186,7 +187,7 @@ pub(in crate::state) fn page_of(
     page
 }
 
-/// The fewest operations for which the first screen has a pane.
+/// How many operations of a rank the first screen lists at most if no rows are left for more.
 const MIN_OPERATIONS: usize = 3;
 
 /// The rank whose newest operations the first screen shows: the first one at fault, or else the first of all.
@@ -284,12 +285,13 @@ fn head_finding<'a>(model: &ViewModel<'a>) -> Option<&'a Finding> {
     Some(&report.findings[at])
 }
 
-/// The first line: the verdict, then the sentence of the finding, of the job's end, or on what was read.
+/// The first line: the verdict, then the sentence of the finding or of the job's end, or else one about what is
+/// pending.
 fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = head_finding(model);
     let (word, tone) = match (report.verdict, head) {
-        // No operation hangs or differs, but there is a finding of another kind.
+        // No operation hangs or mismatches, but there is a finding of another kind.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
         _ => verdict(report),
     };
@@ -357,8 +359,8 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
 /// The highest confidence of a finding whose doubts the first screen shows. The screen of the finding shows them always.
 const UNSURE: f64 = 0.75;
 
-/// Of a finding that is likely to be wrong, the line with its first doubt, and how many others its own screen has. `None`
-/// if the headline is not about such a finding, or the finding has no doubt.
+/// If the headline's finding is not sure (its confidence is at most [`UNSURE`]), the line with its first doubt, and how
+/// many others its own screen has. `None` if it is sure, or has no doubt.
 fn doubt_line(model: &ViewModel<'_>) -> Option<Line> {
     let finding = head_finding(model).filter(|finding| finding.confidence <= UNSURE)?;
     let mut doubts = finding::doubts(finding).into_iter();
@@ -387,7 +389,7 @@ fn next_line(model: &ViewModel<'_>) -> Option<Line> {
 }
 
 /// Of a job that is over, the line about what is left of its records. `None` if the job is not over, or no source knows
-/// it.
+/// what is left.
 fn remains_line(model: &ViewModel<'_>) -> Option<Line> {
     model.snapshot.report.end.as_ref()?;
     let mut sources = model.snapshot.sources.iter();
@@ -401,7 +403,8 @@ fn remains_line(model: &ViewModel<'_>) -> Option<Line> {
     Some(line)
 }
 
-/// If no record states how many ranks the job has, the line that says so: ranks that no view shows may be missing.
+/// If no record states how many ranks the job has, the line that says so: the job may have ranks that were not read and
+/// that no view can show.
 fn unknown_size_line(model: &ViewModel<'_>) -> Option<Line> {
     let input = &model.snapshot.report.input;
     let read = format_ranks_read(input);

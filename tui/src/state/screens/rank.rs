@@ -233,11 +233,10 @@ fn newest_entries(view: &RankView) -> Vec<(&Dump, &Entry)> {
 
 /// The row of one operation; `took_ms` is how long it ran or took, `None` if that is unknown or it has not ended.
 fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<f64>) -> Row {
-    let (state, tone) = match entry.state {
-        EntryState::Completed => ("completed", Tone::Plain),
-        EntryState::Failed => ("failed", Tone::Bad),
-        EntryState::Started => ("started", Tone::Waiting),
-        EntryState::Scheduled => ("queued", Tone::Waiting),
+    let tone = match entry.state {
+        EntryState::Completed => Tone::Plain,
+        EntryState::Failed => Tone::Bad,
+        EntryState::Started | EntryState::Scheduled => Tone::Waiting,
     };
     let group = group_of(dump, entry);
     let seq = if entry.op.is_p2p() {
@@ -251,7 +250,7 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
     let state = match entry.graph_id {
         // The operation runs whenever the graph is launched; launches are not recorded, so its state is unknown.
         Some(graph) => Cell::text(format!("in graph {graph}")),
-        None => Cell::text(state),
+        None => Cell::text(entry.state.name()),
     };
     Row {
         mark: Mark::NONE,

@@ -7,7 +7,7 @@ use crate::page::theme::Tone;
 use crate::page::{Body, INSIDE, Lane, Line, PENDING, Page, Pane, Span, Timeline, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::group_label;
+use rcomm_analyzer::format::{count, group_label};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{RankState, RankView, Snapshot};
 use rcomm_recorder::model::text::{bytes, duration_ms, time_of_day};
@@ -91,7 +91,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let hidden = shown.len().saturating_sub(MAX_LANES);
     if hidden > 0 {
         head.push(vec![plain(format!(
-            "{hidden} ranks not shown: filter, or mark the ranks to keep"
+            "{} not shown: a filter chooses ranks, and marked ones come first",
+            count(hidden as u64, "rank")
         ))]);
     }
     Page {
@@ -123,7 +124,7 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
             (!model.problems_only || state.is_problem()) && model.passes_rank(rank, &subject)
         })
         .map(|at| {
-            let priority = match model.index.states[at] {
+            let place = match model.index.states[at] {
                 _ if model.marks.contains(&ranks[at].rank) => 0,
                 RankState::Root => 1,
                 RankState::Late => 2,
@@ -132,7 +133,7 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
                 RankState::Waits => 5,
                 RankState::Ok => 6,
             };
-            (priority, at)
+            (place, at)
         })
         .collect();
     shown.sort_unstable();

@@ -105,7 +105,7 @@ fn name_ranks(ranks: &[Rank]) -> String {
     format!("rank{plural} {}", rank_set(ranks, 8))
 }
 
-/// The end of a sentence on the root causes: how many ranks wait, or failed, because of them; empty if none does.
+/// The end of a sentence about the root causes: how many ranks wait, or failed, because of them; empty if none does.
 fn count_waiting(model: &ViewModel<'_>, chain: &[Link], roots: usize) -> String {
     let n: usize = chain.iter().map(|link| link.ranks.len()).sum();
     let them = if roots == 1 { "it" } else { "them" };

@@ -49,9 +49,9 @@ impl Fact {
     }
 }
 
-/// The facts about the process of one rank, its host and its GPU.
+/// Facts about the process of one rank, its host and its GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct ProcessFacts {
     /// The rank.
     pub rank: Rank,
     /// The facts, those about the process first.
@@ -61,7 +61,7 @@ pub struct Surroundings {
 }
 
 /// Reads facts about the processes of the ranks with rings on this node.
-pub struct RingSurroundings {
+pub struct RingProcessFacts {
     source: Mutex<RingSource>,
     proc: PathBuf,
     program: PathBuf,
@@ -69,7 +69,7 @@ pub struct RingSurroundings {
     gpu_hangs: AtomicBool,
 }
 
-impl RingSurroundings {
+impl RingProcessFacts {
     /// Describes ranks of the job that this source shows.
     pub fn new(source: RingSource) -> Self {
         Self {
@@ -93,7 +93,7 @@ impl RingSurroundings {
         &self,
         ranks: &[Rank],
         deadline: Instant,
-    ) -> Result<Vec<Surroundings>, SourceError> {
+    ) -> Result<Vec<ProcessFacts>, SourceError> {
         let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
         let processes = source.processes()?;
         drop(source);
@@ -109,7 +109,7 @@ impl RingSurroundings {
         let host = self.host();
         let messages = log::kernel();
         let gpus = self.gpus(deadline);
-        let described = wanted.into_iter().map(|(rank, pid)| Surroundings {
+        let described = wanted.into_iter().map(|(rank, pid)| ProcessFacts {
             rank,
             facts: process(&self.proc, pid)
                 .into_iter()
@@ -303,17 +303,17 @@ mod tests {
         let _recorder =
             FlightRecorder::create(&config).expect("a ring can be made in a fresh directory");
         let source = RingSource::new(directory.path().to_owned(), None);
-        let mut reader = RingSurroundings::new(source);
+        let mut reader = RingProcessFacts::new(source);
         reader.program = directory.path().join("there-is-no-such-program");
         let deadline = Instant::now() + Duration::from_secs(60);
         let taken = reader.take(&[3], deadline).expect("there is a ring");
-        let [surroundings] = &taken[..] else {
+        let [described] = &taken[..] else {
             panic!("one rank: {taken:?}");
         };
-        assert_eq!(surroundings.rank, 3);
-        let about: Vec<&str> = surroundings.facts.iter().map(|fact| fact.about).collect();
+        assert_eq!(described.rank, 3);
+        let about: Vec<&str> = described.facts.iter().map(|fact| fact.about).collect();
         assert_eq!(about[0], "process");
-        let text = &surroundings.facts[0].text;
+        let text = &described.facts[0].text;
         let pid = std::process::id().to_string();
         assert!(
             text.starts_with(&pid) && text.contains("resident"),

@@ -5,6 +5,7 @@ mod common;
 mod groups;
 mod jobs;
 mod overview;
+mod ranks;
 mod situations;
 mod sizes;
 mod timeline;

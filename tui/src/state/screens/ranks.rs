@@ -38,7 +38,7 @@ impl Metric {
             Self::Share,
             "share of the job's time others spent waiting for it",
         ),
-        (Self::Age, "age of the oldest pending"),
+        (Self::Age, "age of the oldest pending operation"),
         (Self::Pending, "operations pending"),
         (Self::Lost, "operations lost by the recorder"),
     ];
@@ -294,17 +294,21 @@ fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
         odd.iter().map(|&at| ranks[at].local_rank).collect();
     let on_host = model.index.hosts.iter().find(|host| host.name == view.host);
     let size = on_host.map_or(0, |host| host.ranks.len());
+    // With one rank on each host, all have the same local rank.
+    let has_local_ranks = model.index.hosts.iter().any(|host| host.ranks.len() > 1);
+    let number = odd.len();
     Some(match (hosts.len(), locals.len()) {
-        _ if odd.len() == 1 => format!("{} alone", model.rank_label(view.rank)),
-        (1, n) if n == size && !view.host.is_empty() => {
+        _ if number == 1 => format!("{} alone", model.rank_label(view.rank)),
+        (1, _) if view.host.is_empty() => format!("{number} ranks, whose hosts are unknown"),
+        (1, _) if number == size => {
             format!("all {size} ranks of host {}: look at the host", view.host)
         }
-        (1, n) => format!("{n} of {size} ranks of host {}", view.host),
-        (n, 1) => format!(
+        (1, _) => format!("{number} of {size} ranks of host {}", view.host),
+        (n, 1) if has_local_ranks => format!(
             "local rank {} of {n} hosts: look at what these share (a rail, a slot)",
             view.local_rank
         ),
-        (n, _) => format!("{} ranks on {n} hosts, no pattern", odd.len()),
+        (n, _) => format!("{number} ranks on {n} hosts, no pattern"),
     })
 }
 

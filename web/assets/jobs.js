@@ -29,7 +29,8 @@ let listed = [];
 /** The word and the sentence of the verdict on display; null before the first, and while it is not that of the job. */
 let own = null;
 
-/** Takes the verdict on display, so that the job's row does not say another one, of the moment when the list was made.
+/** Takes the verdict on display for the job's row. The list has the verdict of the time when it was made, which may be
+ * another.
  * @param {?{word: string, sentence: string}} verdict */
 export function showOwn(verdict) {
   if (own?.word === verdict?.word && own?.sentence === verdict?.sentence) return;
@@ -50,7 +51,7 @@ function drawJobs(jobs) {
     const verdict = word ?? (job.alive === 0 ? "gone" : "not judged");
     return [name, make("span", { class: `word ${verdict}` }, verdict), `${job.alive}/${job.ranks}`,
       `${age(Math.max(0, Date.now() - job.created_ns / 1e6))} ago`, sentence];
-  }), "no job has rings on this node");
+  }), "No job has rings on this node.");
 }
 
 /** Requests and draws the list, now and every ROUND_MS; not while the page is hidden. */

@@ -27,7 +27,7 @@ export async function refreshReducers({ upload, past }) {
     byId("reducers-section").hidden = reducers.length === 0;
     const shown = reducers.length > MAX_ROWS ? [...reducers].sort((a, b) => b.step_ms - a.step_ms).slice(0, MAX_ROWS) : reducers;
     fillTable(byId("reducers"),
-      ["rank", "host", "group", "number", "step ms", "forward", "backward", "communication", "exposed", "share exposed", "slowest bucket"],
+      ["rank", "host", "group", "step number", "step ms", "forward", "backward", "communication", "exposed", "share exposed", "slowest bucket"],
       shown.map((row) => [row.rank, row.host, row.group, row.step, millis(row.step_ms), millis(row.forward_ms), millis(row.backward_ms),
         millis(row.communication_ms), millis(row.exposed_ms), row.step_ms > 0 ? percent(row.exposed_ms / row.step_ms) : "", slowest(row)]),
       "No step has ended.", reducers.length - shown.length);

@@ -17,7 +17,7 @@ let drawn = null;
 let view = { from: 0, to: 1 };
 let wanted = { seconds: 10, filter: "", upload: null };
 let requesting = false;
-/** Whether another request is to follow the one that has not been answered yet. */
+/** Whether to send another request after the answer to the one that is on its way. */
 let requestAgain = false;
 /** Whether the user has zoomed or moved the view: new answers do not replace it until all is shown again. */
 let userChoseView = false;
@@ -33,14 +33,14 @@ export function firstRange(answer) {
   if (slices.length === 0) return { from: 0, to: length };
   const first = Math.max(0, slices.reduce((least, { start }) => Math.min(least, start), length));
   const last = slices.reduce((most, { start, length: took }) => Math.max(most, start + (took ?? 0)), first);
-  // An operation that has begun alone takes no time yet.
+  // If the only operation has just begun, it has no length yet.
   const shown = Math.max(last - first, length / 100);
   const to = Math.min(length, Math.max(last + shown, 1));
   return { from: first > to / 4 ? Math.max(0, first - (to - first) / 50) : 0, to };
 }
 
-/** Requests the newest operations, unless the timeline is far out of view. Without a new setting, also not while the
- * user looks at a part of it, or points at it. @param {object} [query] */
+/** Requests the newest operations, unless the timeline is far out of view. Without a new setting, it requests nothing
+ * either while the user looks at a part of it, or points at it. @param {object} [query] */
 export async function refresh(query = {}) {
   Object.assign(wanted, query);
   if (wanted.past) {

@@ -62,11 +62,11 @@ metrics! {
     SOURCE_FAILING Gauge "rcomm_source_failing"
         "1 if the newest read of the source failed.";
     CULPRIT_RANK Gauge "rcomm_culprit_rank"
-        "1 for each culprit and code of the findings that no other one causes, without notes; at most 16 series.";
+        "1 for each culprit and code of the findings that are no notes and that no other finding causes; at most 16 series.";
     RANK_STRAGGLER_TIME_RATIO Gauge "rcomm_rank_straggler_time_ratio"
         "Share of the job's time that was lost to this rank, 0 to 1; the 16 largest.";
     RANK_ARRIVAL_LAG_P50_SECONDS Gauge "rcomm_rank_arrival_lag_p50_seconds"
-        "Median arrival lag, in its group with the largest, of each rank in rcomm_rank_straggler_time_ratio.";
+        "Median arrival lag of each rank in rcomm_rank_straggler_time_ratio, in the group where it is largest.";
     FINDINGS Gauge "rcomm_findings"
         "Findings of the newest report, by code.";
     RANKS_EXPECTED Gauge "rcomm_ranks_expected"
@@ -93,7 +93,7 @@ metrics! {
     RECORDER_DROPPED Counter "rcomm_recorder_dropped"
         "Records that rings dropped or overwrote, over all ranks.";
     RECORDER_UNREAD Counter "rcomm_recorder_unread"
-        "Operations overwritten before rcomm-web saw them end, which rcomm_collectives and its like do not include.";
+        "Operations overwritten before rcomm-web saw them end, which the metrics of ended operations do not include.";
     RECORDER_ENTRIES Gauge "rcomm_recorder_entries"
         "Operations in the records that rcomm-web holds, over all ranks.";
     WATCHDOG_FIRES Counter "rcomm_watchdog_fires"

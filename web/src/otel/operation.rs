@@ -3,7 +3,7 @@
 use crate::metrics::new_entries::is_completed;
 use crate::metrics::trace_id::SharedOp;
 use rcomm_analyzer::Message;
-use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::model::{Entry, Rank};
 use rcomm_recorder::publish::Dump;
 
 /// One operation, as one rank recorded it.
@@ -21,7 +21,7 @@ pub(super) struct Operation<'a> {
 
 /// The value of a span's attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fact {
+pub(super) enum AttributeValue {
     Text(String),
     Number(u64),
 }
@@ -70,49 +70,49 @@ impl<'a> Operation<'a> {
     }
 
     /// Attributes of the span.
-    pub(super) fn facts(&self) -> Vec<(&'static str, Fact)> {
+    pub(super) fn attributes(&self) -> Vec<(&'static str, AttributeValue)> {
         let (dump, entry) = (self.dump, self.entry);
-        let text = |text: &str| Fact::Text(text.to_owned());
-        let state = match entry.state {
-            EntryState::Scheduled => "scheduled",
-            EntryState::Started => "started",
-            EntryState::Completed => "completed",
-            EntryState::Failed => "failed",
-        };
+        let text = |text: &str| AttributeValue::Text(text.to_owned());
         let seq = if entry.op.is_p2p() {
             entry.p2p_seq_id
         } else {
             entry.collective_seq_id
         };
-        let mut facts = vec![
+        let mut attributes = vec![
             ("rcomm.op", text(entry.op.name())),
-            ("rcomm.seq", Fact::Number(seq)),
-            ("rcomm.rank", Fact::Number(self.rank.into())),
-            ("rcomm.state", text(state)),
+            ("rcomm.seq", AttributeValue::Number(seq)),
+            ("rcomm.rank", AttributeValue::Number(self.rank.into())),
+            ("rcomm.state", text(entry.state.name())),
         ];
         if let Some(group) = dump.groups.get(entry.group as usize) {
-            facts.push(("rcomm.group.id", text(&group.info.name)));
-            facts.push(("rcomm.group.desc", text(&group.info.desc)));
+            attributes.push(("rcomm.group.id", text(&group.info.name)));
+            attributes.push(("rcomm.group.desc", text(&group.info.desc)));
         }
         if let Some(signature) = dump.signatures.get(entry.signature as usize) {
-            facts.push(("rcomm.bytes", Fact::Number(signature.input_bytes())));
-            facts.push(("rcomm.backend", text(&signature.backend)));
+            attributes.push((
+                "rcomm.bytes",
+                AttributeValue::Number(signature.input_bytes()),
+            ));
+            attributes.push(("rcomm.backend", text(&signature.backend)));
             if let Some(dtype) = signature.input_dtypes.first() {
-                facts.push(("rcomm.dtype", text(dtype)));
+                attributes.push(("rcomm.dtype", text(dtype)));
             }
         }
         if let Some(size) = dump.identity.world_size {
-            facts.push(("rcomm.world_size", Fact::Number(size.into())));
+            attributes.push(("rcomm.world_size", AttributeValue::Number(size.into())));
         }
         if let Some(message) = self.message {
-            facts.push(("rcomm.p2p.source", Fact::Number(message.source.into())));
-            facts.push((
-                "rcomm.p2p.destination",
-                Fact::Number(message.destination.into()),
+            attributes.push((
+                "rcomm.p2p.source",
+                AttributeValue::Number(message.source.into()),
             ));
-            facts.push(("rcomm.p2p.message", Fact::Number(message.nth)));
+            attributes.push((
+                "rcomm.p2p.destination",
+                AttributeValue::Number(message.destination.into()),
+            ));
+            attributes.push(("rcomm.p2p.message", AttributeValue::Number(message.nth)));
         }
-        facts
+        attributes
     }
 
     /// Time of the issue, wall clock, ns since the epoch.

@@ -7,7 +7,7 @@
 //! own pipeline. Each span links to the trace in which rcomm-web exports the spans of the same operation on all
 //! ranks.
 
-use super::operation::{Fact, Operation};
+use super::operation::{AttributeValue, Operation};
 use crate::metrics::new_entries::RecorderCursor;
 use opentelemetry::trace::{
     Link, Span as _, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState, Tracer,
@@ -271,13 +271,16 @@ impl<T: Tracer> SpanMaker<T> {
         let time_of = |ns: i64| -> SystemTime {
             UNIX_EPOCH + Duration::from_nanos(u64::try_from(ns).unwrap_or(0))
         };
-        let attributes = operation.facts().into_iter().map(|(key, fact)| match fact {
-            Fact::Text(text) => KeyValue::new(key, text),
-            Fact::Number(number) => {
-                let number = i64::try_from(number).unwrap_or(i64::MAX);
-                KeyValue::new(key, Value::I64(number))
-            }
-        });
+        let attributes = operation
+            .attributes()
+            .into_iter()
+            .map(|(key, value)| match value {
+                AttributeValue::Text(text) => KeyValue::new(key, text),
+                AttributeValue::Number(number) => {
+                    let number = i64::try_from(number).unwrap_or(i64::MAX);
+                    KeyValue::new(key, Value::I64(number))
+                }
+            });
         let job = &operation.dump.identity.job;
         let link = operation.shared(job).map(|shared| {
             let record_id = operation.entry.record_id;

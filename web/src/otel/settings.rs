@@ -147,7 +147,8 @@ fn invalid(variable: &str, value: &str, expected: &'static str) -> SettingsError
 
 fn milliseconds(variable: &str, value: &str) -> Result<Duration, SettingsError> {
     let number = value.parse::<u64>().ok().filter(|number| *number > 0);
-    let number = number.ok_or_else(|| invalid(variable, value, "milliseconds, at least 1"))?;
+    let expected = "a whole number of milliseconds, at least 1";
+    let number = number.ok_or_else(|| invalid(variable, value, expected))?;
     Ok(Duration::from_millis(number))
 }
 

@@ -7,7 +7,7 @@
 //! with the same id and the real end is sent.
 
 use super::messages::Messages;
-use super::operation::{Fact, Operation};
+use super::operation::{AttributeValue, Operation};
 use super::settings::Settings;
 use super::value::{attribute, number, resource, scope, text, unix};
 use crate::metrics::new_entries::{NewEntries, RecorderKey, recorder_key};
@@ -51,8 +51,8 @@ struct Candidate<'a> {
 pub(super) struct Batch {
     /// Requests, each with the number of its spans.
     pub(super) requests: Vec<(ExportTraceServiceRequest, u64)>,
-    /// Number of spans that are not sent: those beyond [`MAX_SPANS`], and those of operations that got stuck while as
-    /// many stuck ones were known.
+    /// Number of spans that are not sent: those beyond [`MAX_SPANS`], and those of operations that got stuck while
+    /// as many stuck ones had already been sent.
     pub(super) dropped: u64,
 }
 
@@ -94,7 +94,8 @@ impl Spans {
         }
     }
 
-    /// The spans of the operations that have ended or got stuck since the last call, as far as they are kept.
+    /// At most [`MAX_SPANS`] spans of the operations that have ended or got stuck since the last call; of those that
+    /// are not remarkable, only the sampled ones.
     pub(super) fn take(&mut self, snapshot: &Snapshot, settings: &Settings) -> Batch {
         let mut candidates = Vec::new();
         let since_ns = self.since_ns;
@@ -304,10 +305,10 @@ fn request(
 fn span(snapshot: &Snapshot, candidate: &Candidate<'_>) -> Option<Span> {
     let operation = &candidate.operation;
     let shared = operation.shared(&snapshot.job)?;
-    let facts = operation.facts().into_iter();
-    let attributes = facts.map(|(key, fact)| match fact {
-        Fact::Text(value) => attribute(key, text(value)),
-        Fact::Number(value) => attribute(key, number(value)),
+    let attributes = operation.attributes().into_iter();
+    let attributes = attributes.map(|(key, value)| match value {
+        AttributeValue::Text(value) => attribute(key, text(value)),
+        AttributeValue::Number(value) => attribute(key, number(value)),
     });
     let started = operation.entry.time_discovered_started_ns;
     let events = (started > 0).then(|| Event {

@@ -1,8 +1,8 @@
 //! The jobs with rings in one directory: their list, and the snapshots of those that clients look at.
 //!
-//! The server shows one job. Another job is watched from the first request for it on. Once no request uses it any more,
-//! it is dropped a minute after its last request, or earlier if another job needs its place. The list is made on
-//! request. So nothing is read unless a client asks.
+//! The server shows one job. The server begins to watch another job at the first request for it. Once no request uses
+//! it any more, it is dropped a minute after its last request, or earlier if another job needs its place. The list is
+//! made on request. So nothing is read unless a client asks.
 
 use super::store::SnapshotStore;
 use rcomm_analyzer::print::human::one_line;

@@ -33,7 +33,7 @@ __all__ = ["phase", "record", "recording", "step", "why", "why_on_signal"]
 
 _log = logging.getLogger("rcomm")
 
-# Far above the numbers of PyTorch's own hooks.
+# The number of the hooks: far above those of PyTorch's own hooks.
 _HOOK_ID = 0x7263
 _SWEEPS_PER_SECOND = 20
 _IN_LOADER = "in next() of the data loader"
@@ -116,7 +116,7 @@ def why() -> Report:
     if path is None:
         if (_ring() or _own_world()) is not None:
             raise RuntimeError(
-                "this process records into its own memory, which no program can read: RCOMM_RING_DIR names the folder"
+                "this process records into its own memory, which no program can read: set RCOMM_RING_DIR to a folder"
             )
         if _recorder is not None:
             raise RuntimeError("this process has no process group yet, so nothing is recorded")

@@ -24,10 +24,11 @@ enum Code {
 pub(crate) struct CallSites {
     /// Folders and files whose code is not the program's.
     library_code: Vec<String>,
-    /// Code objects by address, in maps with a fast hash: every operation looks into both. Each is kept alive so that no other object gets its address.
+    /// The classes of code objects, by address. Each object is kept alive so that no other one gets its address. Every
+    /// operation looks into this map and the next one: both have a fast hash.
     code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
-    /// Call sites by the address of the code object, and the instruction: Python searches for its line from the
-    /// beginning of the function.
+    /// Call sites by the address of the code object and the instruction. They are kept since Python finds the line of
+    /// an instruction by a search from the beginning of the function.
     sites: Mutex<HashMap<(usize, i32), CallSiteId>>,
 }
 

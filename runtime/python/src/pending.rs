@@ -1,8 +1,8 @@
 //! Operations under way, until they are seen to end.
 //!
-//! With each operation its `Work` is kept, which the hooks of later operations poll, and a thread 20 times a second. A
-//! wait for the operation shows the end as well, when it returns or raises. No call to Python is made under the lock:
-//! such a call may give the interpreter to a thread that wants the lock.
+//! Each operation is kept with its `Work`. The hooks of later operations poll it, and so does a thread, 20 times a
+//! second. A wait for the operation shows the end as well, when it returns or raises. No call to Python is made under
+//! the lock: such a call may give the interpreter to a thread that wants the lock.
 
 use crate::hooks::{Ending, RecordedGroup, UnderWay};
 use pyo3::intern;

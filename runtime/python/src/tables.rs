@@ -80,7 +80,9 @@ fn read(text: &[u8]) -> Result<Vec<Table>, String> {
     let document: Document = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if document.schema != SCHEMA {
         let found = document.schema;
-        return Err(format!("{SCHEMA} is expected, and this is {found}"));
+        return Err(format!(
+            "the tables have the format {found}, and this module reads {SCHEMA}: use rcomm-fr of the same version"
+        ));
     }
     let tables = document.tables.into_iter();
     tables.map(Table::from_values).collect()

@@ -38,7 +38,7 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
         with pytest.raises(ValueError, match="may share memory"):
             dist.all_gather_into_tensor(ones[:1].expand(4), ones[:2])
         assert ones.tolist() == [1.0] * 6
-        with pytest.raises(ValueError, match=r"splits \[-1, 5\].*are negative"):
+        with pytest.raises(ValueError, match=r"splits -1, 5, .*are negative"):
             dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [-1, 5], [2, 2])
         mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)])

@@ -165,7 +165,7 @@ impl Memory {
             return Err(invalid(
                 py,
                 &format!(
-                    "an array of {} elements cannot hold the parts of all ranks, {total} elements",
+                    "the parts of all ranks have {total} elements together, and the array has {}: they must be equal",
                     self.len()
                 ),
             ));
@@ -188,8 +188,9 @@ impl Memory {
             Use::Write => Access::Write,
         };
         // SAFETY: the array's library says that these elements of this type are at the address, in the host's memory,
-        // in row-major order and, for writing, that they may be written (all checked by `of`). `owner` keeps the
-        // memory. This module requires of its callers that nothing else uses the memory until the operation has ended.
+        // in row-major order and, for writing, that they may be written (checked by `of` or, for a buffer, by
+        // `rcomm/_arrays.py`). `owner` keeps the memory. This module requires of its callers that nothing else uses
+        // the memory until the operation has ended.
         let buffer = unsafe {
             Buffer::from_raw(
                 data.unwrap_or(NonNull::dangling()),

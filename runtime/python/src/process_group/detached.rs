@@ -7,8 +7,8 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A group that Python objects share. Only the last of them releases the interpreter's lock: programs drop
-/// `world.group` after each operation.
+/// A group that Python objects share. Only the drop of the last reference releases the interpreter's
+/// lock, since programs drop `world.group` after each operation.
 pub(crate) type SharedGroup = Arc<Detached<ProcessGroup>>;
 
 /// The group as Python objects share it.

@@ -255,7 +255,7 @@ impl Group {
             .find(|outputs| outputs.len() != inputs.len())
         {
             return Err(PyValueError::new_err(format!(
-                "{} outputs of one rank for {} inputs",
+                "{} outputs of one rank for {} inputs: give each rank as many as there are inputs",
                 wrong.len(),
                 inputs.len()
             )));

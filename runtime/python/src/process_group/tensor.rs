@@ -78,8 +78,9 @@ impl<'py, 't> Tensors<'py, 't> {
         let owner = Arc::new(memory.clone().unbind());
         let data = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
         // SAFETY: PyTorch keeps `numel` elements of this type at `data_ptr` for as long as the tensor lives, which
-        // `owner` makes sure of; it is plain host memory in row-major order (checked). torch.distributed requires of
-        // its callers that nothing else uses the memory until the operation has ended.
+        // `owner` makes sure of; without elements, no memory is used. It is plain host memory in row-major order
+        // (checked). torch.distributed requires of its callers that nothing else uses the memory until the operation
+        // has ended.
         let buffer =
             unsafe { Buffer::from_raw(data, shape.elements, dtype, Device::Cpu, access, owner) };
         let buffer = buffer.map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -207,8 +208,8 @@ fn is_set(tensor: &Bound<'_, PyAny>, method: &Bound<'_, PyString>) -> PyResult<b
     tensor.call_method0(method)?.is_truthy()
 }
 
-/// Whether two elements of the tensor may lie at one address. False is certain; true is not for a few tensors that only
-/// `as_strided` makes, whose dimensions interlock.
+/// Whether two elements of the tensor may lie at one address. The answer may be true although none do, but only for
+/// tensors whose dimensions interlock, which only `as_strided` makes.
 fn may_overlap(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = tensor.py();
     let extents: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
@@ -316,8 +317,10 @@ pub(crate) fn elements(
         .iter()
         .map(|&rows| usize::try_from(rows).ok()?.checked_mul(row_len));
     in_elements.collect::<Option<_>>().ok_or_else(|| {
+        let splits: Vec<String> = splits.iter().map(i64::to_string).collect();
         PyValueError::new_err(format!(
-            "splits {splits:?} of rows of {row_len} elements are negative or too large"
+            "the splits {}, in rows of {row_len} elements, are negative or too large",
+            splits.join(", ")
         ))
     })
 }

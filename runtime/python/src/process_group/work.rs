@@ -226,7 +226,7 @@ impl WorkCell {
             let Some(result) = result else {
                 let waited = within.unwrap_or_default().as_millis();
                 let text = format!(
-                    "rcomm: Timed out waiting {waited}ms for {} #{}: the operation itself continues, and has {} ms",
+                    "rcomm: Timed out waiting {waited}ms for {} #{}: the operation itself continues, and may take {} ms in all",
                     self.name,
                     self.seq,
                     self.timeout.as_millis()
@@ -257,7 +257,7 @@ impl WorkCell {
     }
 }
 
-/// The time in which this thread makes an operation's copies.
+/// Lives while this thread makes an operation's copies. Its end wakes the threads that wait for them.
 struct Copying<'a>(&'a WorkCell);
 
 impl Drop for Copying<'_> {

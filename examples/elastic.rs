@@ -116,8 +116,11 @@ fn main() -> Result<()> {
         "losses and weights are not those of one process"
     );
     let (rank, attempt) = (world.rank(), world.place().attempt);
-    let sizes: Vec<usize> = state.ranks.iter().map(Vec::len).collect();
-    println!("rank {rank}, attempt {attempt}: {sizes:?} ranks, the losses are right");
+    let sizes: Vec<String> = (state.ranks.iter())
+        .map(|ranks| ranks.len().to_string())
+        .collect();
+    let sizes = sizes.join(", ");
+    println!("rank {rank}, attempt {attempt}: {sizes} ranks, the losses are right");
     world.shutdown()?;
     Ok(())
 }

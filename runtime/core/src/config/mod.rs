@@ -423,10 +423,9 @@ impl Config {
         }
         for name in ["TORCH_NCCL_NAN_CHECK", "RCOMM_NAN_CHECK"] {
             if let Some(value) = text(name) {
-                config.nan_check = match value.to_ascii_lowercase().as_str() {
-                    "0" | "false" | "off" => NanCheck::Off,
-                    "1" | "true" | "on" => NanCheck::On,
-                    _ => return Err(wrong_value(name, &value, "0 or 1")),
+                config.nan_check = match is_on(name, &value)? {
+                    true => NanCheck::On,
+                    false => NanCheck::Off,
                 };
             }
         }

@@ -117,7 +117,11 @@ fn a_wrong_value_gives_an_error_that_names_the_variable() {
     let refusal = |name, value| config_of(&[(name, value)]).unwrap_err().to_string();
     assert_eq!(
         refusal("RCOMM_TIMEOUT_MS", "10s"),
-        "RCOMM_TIMEOUT_MS is \"10s\": it must be a whole number that is not too large"
+        "RCOMM_TIMEOUT_MS is \"10s\": it must be a whole number without a sign"
+    );
+    assert_eq!(
+        refusal("RCOMM_RING_MIB", "4294967296"),
+        "RCOMM_RING_MIB is \"4294967296\": it must be at most 4294967295"
     );
     assert_eq!(
         refusal("RCOMM_TRANSPORT", "carrier pigeon"),

@@ -6,9 +6,21 @@ use rcomm_recorder::record::RecorderConfig;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+/// The largest value of the unsigned integer type `T`.
+pub(super) fn largest<T>() -> u64 {
+    u64::MAX >> (64 - 8 * size_of::<T>())
+}
+
+/// Reads a value of the unsigned integer type `T`.
 pub(super) fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
-    let parsed = value.trim().parse();
-    parsed.map_err(|_| wrong_value(name, value, "a whole number that is not too large"))
+    let digits = value.trim();
+    digits.parse().map_err(|_| {
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        match is_number {
+            true => wrong_value(name, value, &format!("at most {}", largest::<T>())),
+            false => wrong_value(name, value, "a whole number without a sign"),
+        }
+    })
 }
 
 /// Reads a value that is on or off: `1`, `yes` and the like, or `0`, `no` and the like.

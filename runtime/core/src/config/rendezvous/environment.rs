@@ -1,6 +1,7 @@
 //! The environment variables of each launcher; the table is at the head of [`rendezvous`](super).
 
 use super::{Launcher, Rendezvous, refused};
+use crate::config::values::largest;
 use crate::op::error::Result;
 use std::str::FromStr;
 
@@ -34,11 +35,6 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         }
         Ok(None)
     }
-}
-
-/// The largest value of the unsigned integer type `T`.
-fn largest<T>() -> u64 {
-    u64::MAX >> (64 - 8 * size_of::<T>())
 }
 
 /// The names of one launcher's variables.

@@ -261,7 +261,7 @@ impl Call<'_> {
         self.sweep();
         let text = String::from_utf8_lossy(&sum);
         text.parse().map_err(|error: std::num::ParseIntError| {
-            let message = format!("the store has {text:?} for the sum of all ranks");
+            let message = format!("the store holds {text:?} in place of the sum of all ranks");
             Error::new(ErrorKind::Store, message).with_source(error)
         })
     }

@@ -256,8 +256,8 @@ impl Log {
         if end < self.read {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "it became shorter than what was read of it, which no rank of a job does: a program that is none of them \
-                 may have truncated it, or it was restored from a copy",
+                "it is shorter than the part that was read before: another program may have truncated it, or it was \
+                 restored from a copy; start the job again with a new file",
             ));
         }
         // A file that is no store can be of any size, so it is read piece by piece, and each record is checked by its

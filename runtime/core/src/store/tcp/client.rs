@@ -411,7 +411,7 @@ impl Connection {
         match self.read_u8(deadline)? {
             0 => Ok(true),
             1 => Ok(false),
-            other => Err(Broken::Garbled(format!("{other:#04x} for yes or no"))),
+            other => Err(Broken::Garbled(format!("{other:#04x} instead of 0 or 1"))),
         }
     }
 
@@ -419,7 +419,7 @@ impl Connection {
     pub(super) fn read_nonce(&mut self, deadline: Instant) -> Result<(), Broken> {
         match self.read_reply(4, deadline)? {
             answer if answer == NONCE.to_le_bytes() => Ok(()),
-            answer => Err(Broken::Garbled(format!("{answer:02x?}"))),
+            answer => Err(Broken::Garbled(format!("\"{}\"", answer.escape_ascii()))),
         }
     }
 

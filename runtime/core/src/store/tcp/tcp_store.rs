@@ -30,7 +30,7 @@ const IDLE: usize = 8;
 /// the store's own time-out. A call that waits fails at its own time-out, or 2 s later if the server is silent.
 pub struct TcpStore {
     host: String,
-    /// The address at which the server was reached: no name is looked up where a thread's limit must hold.
+    /// The address at which the server was reached. To look its name up again could last longer than a call may.
     address: String,
     port: u16,
     timeout: Duration,

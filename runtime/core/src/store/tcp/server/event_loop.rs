@@ -208,7 +208,7 @@ impl EventLoop {
         tracing::warn!(
             %error,
             connections = self.connections.len(),
-            "the store server cannot accept a connection; it tries again every {ACCEPT_PAUSE:?}. \
+            "the store server cannot accept a connection; it tries again every 100 ms. \
              If the limit of open files is reached, raise it (ulimit -n)"
         );
         for listener in &self.listeners {
@@ -479,9 +479,9 @@ impl EventLoop {
         }
     }
 
-    /// Stops serving the connection. A client that has proved the secret or was to prove it, or that sent HELLO or TLS
-    /// where it cannot be used or lacks TLS, gets the reason. For any other client the connection is `Lost`: PyTorch's
-    /// would read the text as a reply.
+    /// Stops serving the connection. The client gets the reason if it has proved the secret or still had to prove it, if
+    /// it sent HELLO or TLS to a server that uses neither, or if it does not use the TLS that this server requires. For any
+    /// other client the connection is `Lost`: PyTorch's would read the text as a reply.
     fn refuse(&mut self, id: ConnectionId, violation: Violation) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
             return LinkState::Open;

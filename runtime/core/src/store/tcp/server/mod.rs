@@ -33,8 +33,8 @@ const BACKLOG: i32 = 4096;
 /// other; [`bind_any`](Self::bind_any) gives it all addresses of the host.
 ///
 /// # Limits
-/// Keys up to 8 KiB, values up to 8 MiB, 131,072 keys in one request, 256 MiB for one request or the values in one
-/// reply; for all clients together, [`StoreLimits`]. A client that breaks a limit, or the protocol, is disconnected. A
+/// A key has at most 8 KiB, a value 8 MiB, and a request 131,072 keys and 256 MiB; the values in one reply have at most
+/// 256 MiB. [`StoreLimits`] are for all clients together. A client that breaks a limit, or the protocol, is disconnected. A
 /// client that does not read its replies is not served further while more than 1 MiB of them is unsent. A client
 /// that has proved the secret, or was to prove it, gets the reason in its error. Where file descriptors run out, the
 /// soft limit of the process is raised to the hard one; beyond that, new connections wait until others have gone.

@@ -40,8 +40,10 @@ impl PendingWait {
 /// The table, and the waits of all connections.
 pub(super) struct State {
     table: Table,
-    /// Limits of the table together with the pending waits: bytes and names.
-    limits: (usize, usize),
+    /// The most bytes of the table and the pending waits together.
+    max_bytes: usize,
+    /// The most keys and queues of the table.
+    max_names: usize,
     /// Bytes of all pending waits.
     wait_bytes: usize,
     pending: HashMap<ConnectionId, PendingWait>,
@@ -55,10 +57,11 @@ pub(super) struct State {
 
 impl State {
     /// An empty store that may hold at most this many bytes, and this many keys and queues.
-    pub(super) fn new(bytes: usize, keys: usize) -> Self {
+    pub(super) fn new(max_bytes: usize, max_names: usize) -> Self {
         Self {
             table: Table::default(),
-            limits: (bytes, keys),
+            max_bytes,
+            max_names,
             wait_bytes: 0,
             pending: HashMap::new(),
             waiting: HashMap::new(),
@@ -78,8 +81,8 @@ impl State {
     /// Checks that this many more bytes under this key are within the limits, and so is the key if it is new.
     fn admit(&self, key: &[u8], more: usize) -> Result<(), Violation> {
         let is_new = !self.table.has(key);
-        if is_new && self.table.names() >= self.limits.1 {
-            return Err(Violation::TooManyStoredKeys(self.limits.1));
+        if is_new && self.table.names() >= self.max_names {
+            return Err(Violation::TooManyStoredKeys(self.max_names));
         }
         let more = more
             + if is_new {
@@ -91,7 +94,7 @@ impl State {
     }
 
     fn admit_bytes(&self, more: usize) -> Result<(), Violation> {
-        let (held, limit) = (self.table.bytes() + self.wait_bytes, self.limits.0);
+        let (held, limit) = (self.table.bytes() + self.wait_bytes, self.max_bytes);
         if held + more > limit {
             return Err(Violation::StoreFull { held, more, limit });
         }

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 /// The most ranks that the text of an error lists.
 const MAX_RANKS: usize = 64;
 
-/// Which of the ranks that did not arrive the error of a monitored barrier names. The choice of rank 0 of the group
-/// counts.
+/// Selects the ranks that the error of a monitored barrier names, among those that did not arrive. The choice of rank 0
+/// of the group counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingRanks {
     /// The first in the order of ranks.
@@ -113,11 +113,13 @@ impl ProcessGroup {
         let wanted = format!("{excluding:?}");
         let agreed = store.compare_set(&agreement.key(LIST), b"", wanted.as_bytes())?;
         if agreed != wanted.as_bytes() {
-            let agreed = String::from_utf8_lossy(&agreed).into_owned();
-            let message = format!("this rank excludes {wanted}, another member {agreed}");
+            let agreed = serde_json::from_slice::<Vec<Rank>>(&agreed).unwrap_or_default();
+            let (own, other) = (list_of(&excluding), list_of(&agreed));
+            let message = format!("this rank excludes {own}, another member {other}");
             return Err(refuse(ErrorKind::Mismatch, message));
         }
-        // The list is then this rank's own, at the place of one that the others have removed.
+        // If the others have ended this agreement, they have removed their list, and the list in the store is this
+        // rank's own.
         if agreement.is_over()? {
             agreement.forget(own_rank);
             let message =
@@ -216,7 +218,8 @@ impl ProcessGroup {
             .with_source(error)
             .in_group(self.desc())
         })?;
-        // The list is then this rank's own, at the place of one that the others have removed.
+        // If the others have ended this search, they have removed their list, and the list in the store is this rank's
+        // own.
         if agreement.is_over()? {
             agreement.forget(own_rank);
             return late();
@@ -232,6 +235,14 @@ impl ProcessGroup {
     /// The store under the group's own prefix.
     fn group_store(&self) -> Result<Arc<dyn Store>> {
         Ok(self.group.maker()?.group_store(self.group.wire_id()))
+    }
+}
+
+/// The ranks of a list, for an error message.
+fn list_of(ranks: &[Rank]) -> String {
+    match ranks {
+        [] => "no rank".to_owned(),
+        ranks => text::ranks(ranks, MAX_RANKS),
     }
 }
 

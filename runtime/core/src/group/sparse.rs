@@ -66,7 +66,10 @@ impl<T: Element> SparseTensor<T> {
             ));
         }
         let Some(block) = tensor.block() else {
-            return refuse(format!("shape {:?} has no size in memory", tensor.shape));
+            return refuse(format!(
+                "a tensor of shape {:?} does not fit in memory",
+                tensor.shape
+            ));
         };
         if Some(tensor.values.len()) != nnz.checked_mul(block) {
             return refuse(format!(
@@ -334,6 +337,6 @@ mod tests {
         assert!(refusal(make(0, &[], &[])).contains("at least one is sparse"));
         assert!(refusal(make(4, &[], &[])).contains("shape [3, 4, 2]"));
         let huge = SparseTensor::<f32>::new(vec![1, u64::MAX, 2], 1, vec![0], vec![]);
-        assert!(refusal(huge).contains("no size in memory"));
+        assert!(refusal(huge).contains("does not fit in memory"));
     }
 }

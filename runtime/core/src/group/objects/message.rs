@@ -3,7 +3,7 @@
 use super::encoding::{check_lengths, decode, encode, length_of};
 use crate::backend::Done;
 use crate::group::p2p::message;
-use crate::group::process_group::{End, Next, OpRecord, Parts, ProcessGroup, TagQueue};
+use crate::group::process_group::{End, Next, OpRecord, Parts, ProcessGroup, QueueKey};
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
@@ -104,7 +104,7 @@ impl ProcessGroup {
             let bytes = vec![0u8; len[0] as usize];
             Ok(Next::Issue(receive(Buffer::from_vec(bytes))))
         };
-        let (op_record, queue) = (op_record(OpType::Recv, peer), TagQueue { peer, tag });
+        let (op_record, queue) = (op_record(OpType::Recv, peer), QueueKey { peer, tag });
         self.issue_in_steps(&op_record, site, Some(queue), first, then)
     }
 

@@ -13,7 +13,7 @@
 use super::group::Group;
 use super::handle::ProcessGroup;
 use super::issue::CallOptions;
-use super::steps::{Next, Steps, TagQueue};
+use super::steps::{Next, QueueKey, Steps};
 use super::worker::PendingJob;
 use crate::backend::{Call, Done, Observer, Pending};
 use crate::group::in_flight::{InFlightOp, Tickets};
@@ -357,7 +357,7 @@ impl ProcessGroup {
         &self,
         op_record: &OpRecord<'_>,
         site: &'static Location<'static>,
-        queue: Option<TagQueue>,
+        queue: Option<QueueKey>,
         first: Op<'static>,
         then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
     ) -> Result<Work<R>> {

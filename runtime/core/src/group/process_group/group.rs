@@ -397,7 +397,7 @@ impl WatchedGroup for Group {
 
     fn status(&self) -> ProcessGroupStatus {
         let mut status = self.recorder.status(self.handle);
-        // The ring of a rank that has made many groups has no row for this one.
+        // The ring of a rank that has made many groups may have no row for this one.
         if let Ok(issued @ 1..) = i64::try_from(self.issued.load(Ordering::Relaxed)) {
             status.last_enqueued = status.last_enqueued.max(issued);
         }

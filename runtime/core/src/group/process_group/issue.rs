@@ -1,4 +1,4 @@
-//! The path of every operation that is a single [`Op`]: check, issue lock, sequence number, record, backend. A blocking call
+//! Issues an operation that is a single [`Op`]: check, issue lock, sequence number, record, backend. A blocking call
 //! releases the lock before the backend runs the operation, an asynchronous one after the backend has accepted it.
 
 use super::group::Group;

@@ -23,4 +23,4 @@ pub(crate) use composite::{End, OpRecord, Parts, Share};
 pub use group::Timing;
 pub(crate) use group::{Group, GroupParts, Lane};
 pub use handle::ProcessGroup;
-pub(crate) use steps::{Next, TagQueue};
+pub(crate) use steps::{Next, QueueKey};

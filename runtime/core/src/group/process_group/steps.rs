@@ -28,7 +28,7 @@ pub(crate) enum Next<R> {
 
 /// The peer and the tag of a queue of receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct TagQueue {
+pub(crate) struct QueueKey {
     pub(crate) peer: u32,
     pub(crate) tag: u32,
 }
@@ -37,7 +37,7 @@ pub(crate) struct TagQueue {
 pub(super) struct StepSequencer {
     thread: Worker,
     /// The operations of each queue, of which the first is under way.
-    queues: Mutex<HashMap<TagQueue, VecDeque<Arc<dyn QueuedSteps>>>>,
+    queues: Mutex<HashMap<QueueKey, VecDeque<Arc<dyn QueuedSteps>>>>,
 }
 
 impl StepSequencer {
@@ -60,7 +60,7 @@ impl StepSequencer {
     }
 
     /// Appends an operation to a queue; returns whether it is the first there.
-    fn enter(&self, queue: TagQueue, steps: Arc<dyn QueuedSteps>) -> bool {
+    fn enter(&self, queue: QueueKey, steps: Arc<dyn QueuedSteps>) -> bool {
         let mut queues = lock(&self.queues);
         let waiting = queues.entry(queue).or_default();
         waiting.push_back(steps);
@@ -68,7 +68,7 @@ impl StepSequencer {
     }
 
     /// Removes the first operation of a queue, which has ended; returns the one that is now first.
-    fn leave(&self, queue: TagQueue) -> Option<Arc<dyn QueuedSteps>> {
+    fn leave(&self, queue: QueueKey) -> Option<Arc<dyn QueuedSteps>> {
         let mut queues = lock(&self.queues);
         let waiting = queues.get_mut(&queue)?;
         waiting.pop_front();
@@ -92,7 +92,7 @@ type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
 pub(super) struct Steps<R> {
     this: Weak<Self>,
     share: Share,
-    queue: Option<TagQueue>,
+    queue: Option<QueueKey>,
     stage: Mutex<Stage>,
     ended: Condvar,
     then: Mutex<Then<R>>,
@@ -119,7 +119,7 @@ impl<R: Send + 'static> Steps<R> {
     pub(super) fn new(
         share: Share,
         in_flight: &Arc<InFlightOp>,
-        queue: Option<TagQueue>,
+        queue: Option<QueueKey>,
         first: Op<'static>,
         then: impl FnMut(Op<'static>) -> Result<Next<R>> + Send + 'static,
     ) -> Arc<Self> {

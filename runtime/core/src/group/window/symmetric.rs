@@ -27,8 +27,8 @@ const NOT_ALLOCATED: u64 = 2;
 /// buffers of all others. It is what PyTorch calls symmetric memory, but on the host.
 ///
 /// Beside its buffer each rank has a *signal pad*: for each of [`CHANNELS`](Self::CHANNELS) channels a word for each
-/// other rank, 0 or 1. A signal sets the word to 1, and waiting for it sets it to 0 again. So different parts of a
-/// program do not mix if they use different channels. What a rank wrote before a signal is seen by the rank that has
+/// other rank, 0 or 1. A signal sets the word to 1, and waiting for it sets it to 0 again. Parts of a program that use
+/// different channels do not take each other's signals. What a rank wrote before a signal is seen by the rank that has
 /// waited for the signal.
 ///
 /// ```no_run

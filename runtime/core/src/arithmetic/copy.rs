@@ -86,9 +86,9 @@ impl Pace {
 impl AdaptiveCopy {
     /// Pieces of at least this many bytes are measured, and streamed while streaming is on.
     const MIN_STREAMED: usize = 16 << 10;
-    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. From
-    /// one such piece to the next it is one more, a prime number, as with the next two constants: in an operation whose
-    /// pieces repeat regularly the timed piece is then not always the same one.
+    /// How many pieces are copied untimed between two timed ones, since reading the clock twice has a cost. This number
+    /// plus one is prime, and so are the next two plus one: in an operation whose pieces repeat regularly, the timed
+    /// piece is then not always the same one.
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;

@@ -1,8 +1,8 @@
 //! The two 8-bit floats: storage, and conversion from and to `f32`.
 //!
-//! Formats as in "FP8 Formats for Deep Learning" (arXiv 2209.05433) and ATen's `Float8_e4m3fn` and
-//! `Float8_e5m2`. Rounding is to nearest, ties to even. What is too large becomes NaN in E4M3, which
-//! has no infinity, and infinity in E5M2.
+//! The formats are those of "FP8 Formats for Deep Learning" (arXiv 2209.05433) and of ATen's `Float8_e4m3fn` and
+//! `Float8_e5m2`. A value is rounded to the nearest one, ties to even. A value that is too large becomes NaN in E4M3,
+//! which has no infinity, and infinity in E5M2.
 
 /// One sign bit, 4 bits of exponent (bias 7), 3 of mantissa; no infinity, largest value 448.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]

@@ -471,11 +471,16 @@ impl Buffer<'static> {
         access: Access,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let bytes = dtype.size().and_then(|size| size.checked_mul(len));
+        let refuse = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
+        let Some(size) = dtype.size() else {
+            return refuse(format!(
+                "the size of an element of type {dtype} is not known"
+            ));
+        };
+        let bytes = size.checked_mul(len);
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("{len} elements of {dtype} have no size in memory"),
+            return refuse(format!(
+                "{len} elements of type {dtype} do not fit in memory"
             ));
         }
         Ok(Self {

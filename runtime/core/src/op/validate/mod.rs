@@ -401,7 +401,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Checks the memory that has the factor of a `PremulSum` of these buffers.
+/// Checks the buffer that holds the factor by which a `PremulSum` multiplies `inputs`.
 fn check_scale(scale: &Buffer<'_>, inputs: &[Buffer<'_>]) -> Result<(), Refusal> {
     check(scale.len() == 1, || {
         format!("the factor {scale:?} is not one element")
@@ -483,7 +483,7 @@ fn check(is_right: bool, message: impl FnOnce() -> String) -> Result<(), Refusal
     Err(Refusal::Argument(message()))
 }
 
-/// Checks that there are as many buffers as ranks have parts, `expected`.
+/// Checks that there are `expected` buffers, one for each rank that has a part in the list.
 fn check_list(side: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), Refusal> {
     check(buffers.len() == expected as usize, || {
         format!(

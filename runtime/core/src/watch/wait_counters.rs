@@ -43,9 +43,11 @@ impl RuntimeWait {
 struct Counter {
     /// The moment from which `since` counts.
     began: Instant,
-    /// How many waits have ended, and how long they took: all together, and the longest.
+    /// How many waits have ended.
     count: AtomicU64,
+    /// How long the waits that have ended took together.
     total: AtomicU64,
+    /// How long the longest wait that has ended took.
     max: AtomicU64,
     /// How many threads wait now.
     waiting: AtomicU32,

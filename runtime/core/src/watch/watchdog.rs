@@ -91,7 +91,7 @@ pub(crate) struct Watch {
     /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
     waits: Arc<WaitCounters>,
-    /// The threads on which groups end whose last reference a thread that supervises the world held.
+    /// The threads on which groups end: those groups whose last reference was held by a thread that supervises the world.
     ends: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -244,8 +244,8 @@ impl Watchdog {
     }
 
     /// Makes a last round and ends the thread, the groups that it has dropped, and its helpers. The thread itself may
-    /// call this, if a callback of an operation held the world. It is then not joined, and ends after its last round;
-    /// nor are the threads of groups that it drops from then on.
+    /// call this, if a callback of an operation held the world. It is then not joined, and ends after its last round. The
+    /// threads of groups that it drops from then on are not joined either.
     pub(crate) fn stop(&mut self) {
         self.watch.stop();
         if let Some(thread) = self.thread.take()
@@ -288,8 +288,9 @@ struct Rounds {
     in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     /// When each blocking call was first seen in flight, by record id.
     first_seen: HashMap<u64, Instant>,
-    /// The operations that come near their time-outs, by record id: in this round so far, and in the last one.
+    /// The record ids of the operations that this round has so far found near their time-outs.
     near: HashSet<u64>,
+    /// The record ids of the operations that the last round found near their time-outs; the roll was called for them.
     called_for: HashSet<u64>,
     /// When the last round began.
     began: Instant,
@@ -533,7 +534,8 @@ fn end_process(message: &str) -> ! {
     std::process::abort()
 }
 
-/// Whether an operation of which this much time is left comes near its time-out, but has used up at least half of it.
+/// Whether an operation that has `left` until its time-out is near it: at most `roll_time` is left, and at least half of
+/// the time-out has passed.
 fn is_near(op_info: &OpInfo, left: Duration, roll_time: Duration) -> bool {
     left <= roll_time.min(op_info.timeout / 2)
 }

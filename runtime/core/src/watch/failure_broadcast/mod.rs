@@ -28,7 +28,7 @@ use incident::IncidentProgress;
 pub(crate) use processes::{NeighborProcesses, Processes};
 pub(crate) use responder::ResponderThread;
 pub(crate) use roll_call::RollCall;
-use roll_call::RollCalls;
+use roll_call::RollState;
 
 use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -86,9 +86,10 @@ pub(crate) struct FailureBroadcast {
     /// Since when the store has not replied to requests, on the clock of the records; 0 if it has replied to
     /// the last one.
     unanswered_since: AtomicU64,
-    /// The same on the clock of [`RollCalls::time`], in ns, plus one; 0 if the store has replied to the last request.
-    unanswered_from: AtomicU64,
-    rolls: RollCalls,
+    /// The same moment in run time, the clock of [`RollState::time`], in ns, plus one; 0 if the store has replied to the
+    /// last request.
+    unanswered_since_run_time: AtomicU64,
+    rolls: RollState,
 }
 
 /// How long the thread `rcomm/dump` waits at most for a dump that another rank's alarm or a FIFO has requested.
@@ -111,8 +112,8 @@ impl FailureBroadcast {
         Ok(Arc::new(Self {
             store_row,
             unanswered_since: AtomicU64::new(0),
-            unanswered_from: AtomicU64::new(0),
-            rolls: RollCalls::default(),
+            unanswered_since_run_time: AtomicU64::new(0),
+            rolls: RollState::default(),
             parts,
             incidents: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -174,15 +175,16 @@ impl FailureBroadcast {
     /// Whether an alarm need not wait longer for the store's reply, after it has waited for `waited`: the store has
     /// been silent before, and continues to be.
     fn store_stays_silent(&self, waited: Duration) -> bool {
-        waited >= STORE_LAST_WAIT && self.silent_time() >= STORE_SILENT
+        waited >= STORE_LAST_WAIT && self.store_silence_in_run_time() >= STORE_SILENT
     }
 
     /// Raises the alarm and sets PyTorch's flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
     /// For at most a second, and not beyond `until`: a store that does not reply must not keep this rank from its dump.
-    /// Not longer than until a signal has been seen to stop the process that serves the store for [`STOPPED_TIME`]: it
-    /// cannot answer. For [`STORE_LAST_WAIT`] if the store has been silent for [`STORE_SILENT`].
+    /// The wait ends earlier once the process that serves the store has been seen stopped by a signal for
+    /// [`STOPPED_TIME`], since it cannot answer. If the store has been silent for [`STORE_SILENT`], the wait ends after
+    /// [`STORE_LAST_WAIT`].
     pub(crate) fn raise(&self, incident: &Arc<Incident>, until: Instant) {
         let mut incidents = self
             .incidents
@@ -303,7 +305,7 @@ impl FailureBroadcast {
         let may_be_rank_0 = error.is_time_out() || error.ranks().contains(&0);
         if may_be_rank_0 && incident.wait(Duration::ZERO, |_| true).awaits_store() {
             // Whether the rank that this one waited for works is not known here. Rank 0 does not answer.
-            let why = if self.silent_time() >= STORE_SILENT {
+            let why = if self.store_silence_in_run_time() >= STORE_SILENT {
                 let lasted = text::duration(self.store_silence());
                 Some(format!(
                     "rank 0, which serves the store, has not answered for {lasted}"
@@ -359,8 +361,8 @@ impl FailureBroadcast {
     }
 
     /// For how long the store has not replied to requests, of the time for which this process has run.
-    fn silent_time(&self) -> Duration {
-        match self.unanswered_from.load(Ordering::Relaxed) {
+    fn store_silence_in_run_time(&self) -> Duration {
+        match self.unanswered_since_run_time.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
             from => self
                 .rolls
@@ -373,7 +375,7 @@ impl FailureBroadcast {
     fn store_asked(&self) {
         let from = u64::try_from(self.rolls.time().as_nanos()).unwrap_or(u64::MAX);
         // If there is an earlier request without a reply, its time is kept.
-        let _ = self.unanswered_from.compare_exchange(
+        let _ = self.unanswered_since_run_time.compare_exchange(
             0,
             from.saturating_add(1),
             Ordering::Relaxed,
@@ -403,7 +405,7 @@ impl FailureBroadcast {
         let answered = reply.is_ok();
         if answered {
             self.unanswered_since.store(0, Ordering::Relaxed);
-            self.unanswered_from.store(0, Ordering::Relaxed);
+            self.unanswered_since_run_time.store(0, Ordering::Relaxed);
         }
         if let Some(row) = self.store_row {
             let now = self.parts.recorder.now();

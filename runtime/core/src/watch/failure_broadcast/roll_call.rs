@@ -1,4 +1,4 @@
-//! [`RollCalls`]: asks before a time-out which ranks run, so that the error of the time-out need not wait for those that
+//! [`RollState`]: asks before a time-out which ranks run, so that the error of the time-out need not wait for those that
 //! do not.
 //!
 //! | key | holds | writer |
@@ -70,7 +70,7 @@ impl RollCall {
 
 /// What the watchdog and the thread `rcomm/dump` share.
 #[derive(Debug, Default)]
-pub(super) struct RollCalls {
+pub(super) struct RollState {
     /// For how long this process has run, in ns.
     time: AtomicU64,
     /// Whether the roll must be called.
@@ -79,7 +79,7 @@ pub(super) struct RollCalls {
     called: Mutex<Option<(i64, Duration)>>,
 }
 
-impl RollCalls {
+impl RollState {
     /// Adds to the time for which this process has run.
     pub(super) fn ran(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_age_of_a_call_is_the_time_for_which_the_process_has_run() {
-        let calls = RollCalls::default();
+        let calls = RollState::default();
         assert_eq!(calls.newest(), None);
         calls.ran(5 * SECOND);
         calls.keep((7, calls.time()));

@@ -112,7 +112,10 @@ fn merges_leave_no_keys_once_their_members_have_left_them() {
             let error = world.merge(&alone, 4, &all).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
             let text = error.to_string();
-            assert!(text.contains("complete without this group, [0]"), "{text}");
+            assert!(
+                text.contains("complete without this group, rank 0"),
+                "{text}"
+            );
             let left = merge_keys(world.store().list_keys().unwrap());
             assert!(left.is_empty(), "{left:?}");
         }

@@ -48,7 +48,7 @@ fn a_mesh_has_a_group_along_each_dimension_described_by_its_coordinates() {
         for (dimensions, expected) in [
             (vec![("pp", 3), ("tp", 2)], "does not hold 8 ranks"),
             (vec![("a", 4), ("a", 2)], "need different names"),
-            (vec![], "does not hold 8 ranks"),
+            (vec![], "needs at least one dimension"),
         ] {
             let error = world.device_mesh(&dimensions).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);

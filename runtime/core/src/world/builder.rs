@@ -224,7 +224,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         recorder.phase("connect");
         let watch = Arc::new(Watch::new(waits));
         let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
-        // One rank of each host: disks differ.
+        // One rank of each host removes incomplete dumps, since each host may have a disk of its own. Where the launcher
+        // gives no local ranks, only rank 0 does.
         let clears_dumps =
             self.dump_writer.is_none() && place.local_rank.unwrap_or(place.rank) == 0;
         let writer = self
@@ -427,8 +428,8 @@ impl Meeting {
 /// Holds the rendezvous, and returns the part of the store that this world uses.
 ///
 /// # Blocking
-/// Until the deadline, and for [`Config::status_wait`] after it at most, whether the store replies or not. On the rank
-/// that serves the store then until the others have read why there is no world, as [`Refused::keep_store`].
+/// Until the deadline, and for [`Config::status_wait`] after it at most, whether the store replies or not. The rank that
+/// serves the store then waits until the others have read why there is no world, as [`Refused::keep_store`] does.
 ///
 /// # Errors
 /// Those of [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not reply.
@@ -544,7 +545,7 @@ fn open_pipes(stems: &[PathBuf], rank: Rank) -> Vec<DumpPipe> {
     let open = |stem: &PathBuf| match DumpPipe::create(stem, rank) {
         Ok(pipe) => Some(pipe),
         Err(error) => {
-            tracing::warn!(%error, "cannot make the pipe {}<rank>.pipe for dump requests", stem.display());
+            tracing::warn!(%error, "no dump can be requested by the pipe {}{rank}.pipe", stem.display());
             None
         }
     };

@@ -19,8 +19,8 @@ impl FailedInit {
     /// removed after `InvalidArgument` or `Unsupported`: they are mistakes in the call and no failure of the job.
     /// Without an error the ring stays as it is.
     ///
-    /// A rank leaves the rings of dead jobs to the lowest rank of its host, which may have died before it removed them.
-    /// That is a reason why a world cannot be made, so after an error the lowest one that is left removes them.
+    /// A rank leaves the rings of dead jobs to the lowest rank of its host. That rank may have died before it removed
+    /// them, and its death may be why the world cannot be made. So after an error the lowest rank that is left does.
     pub(super) fn end(&mut self, error: Option<&Error>) {
         let Some(recorder) = self.recorder.take() else {
             return;

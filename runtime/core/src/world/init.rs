@@ -501,8 +501,8 @@ pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
     }
 }
 
-/// The name of this run's directory: at most 64 characters of the job's name, of which all but letters,
-/// digits, `.`, `-` and `_` are replaced and leading dots are removed, and the run.
+/// The name of this run's directory: the job's name, `-`, and the name of the run. Of the job's name it has the first 64
+/// characters without leading dots; `_` replaces all but ASCII letters, digits, `.`, `-` and `_`.
 pub(crate) fn run_name(job: &str, run: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let job: String = job

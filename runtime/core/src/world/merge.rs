@@ -60,17 +60,18 @@ impl<B> World<B> {
             Ok(lists) => lists,
             Err(Missed::Late { error, arrived }) => {
                 let arrived = parse(&arrived).concat();
-                let message = format!(
-                    "of {size} ranks that are to be merged, {} have arrived: {}",
-                    arrived.len(),
-                    text::ranks(&arrived, 64)
-                );
+                let count = arrived.len();
+                let mut message =
+                    format!("of {size} ranks that are to be merged, {count} have arrived");
+                if count > 0 {
+                    message += &format!(": {}", text::ranks(&arrived, 64));
+                }
                 return Err(error.with_more(&message));
             }
             Err(Missed::Over) => {
+                let this = text::ranks(group.ranks(), 64);
                 return refuse(format!(
-                    "the merge is complete without this group, {:?}: its members have left it",
-                    group.ranks()
+                    "the merge is complete without this group, {this}: its members have left it"
                 ));
             }
             Err(Missed::Failed(error)) => return Err(error),
@@ -82,16 +83,18 @@ impl<B> World<B> {
         if is_member {
             meeting.leave(ranks.len());
         }
+        let named: Vec<String> = groups.iter().map(|ranks| text::ranks(ranks, 64)).collect();
+        let named = named.join("; ");
         if ranks.len() != size as usize {
             let count = ranks.len();
             return refuse(format!(
-                "the groups that were merged have {count} members, not {size}: {groups:?}"
+                "the groups that were merged have {count} members, not {size}: {named}"
             ));
         }
         if !is_member {
+            let this = text::ranks(group.ranks(), 64);
             return refuse(format!(
-                "the merge is complete without this group, {:?}: {groups:?}",
-                group.ranks()
+                "the merge is complete without this group, {this}: it has {named}"
             ));
         }
         self.new_group(&ranks, options)

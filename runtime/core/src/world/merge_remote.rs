@@ -118,12 +118,7 @@ impl<B: BackendSet> World<B> {
             .map_err(|missed| match missed {
                 Missed::Late { error, arrived } => {
                     let arrived = read(&arrived).unwrap_or_default();
-                    let count: usize = arrived.iter().map(|part| part.ranks.len()).sum();
-                    let named: Vec<String> = arrived.iter().map(Part::describe).collect();
-                    error.with_more(&format!(
-                        "of {size} ranks that are to be merged for {purpose:?}, {count} have arrived: {}",
-                        named.join("; ")
-                    ))
+                    error.with_more(&arrived_text(&arrived, purpose, size))
                 }
                 Missed::Over => complete_without(&part, purpose, "its members have left it"),
                 Missed::Failed(error) => error,
@@ -171,6 +166,18 @@ impl Part {
     fn is_same_as(&self, other: &Self) -> bool {
         (&self.job, &self.run, &self.ranks) == (&other.job, &other.run, &other.ranks)
     }
+}
+
+/// How many of the ranks that are to be merged have arrived, and which groups.
+fn arrived_text(arrived: &[Part], purpose: &str, size: u32) -> String {
+    let count: usize = arrived.iter().map(|part| part.ranks.len()).sum();
+    let text =
+        format!("of {size} ranks that are to be merged for {purpose:?}, {count} have arrived");
+    if arrived.is_empty() {
+        return text;
+    }
+    let named: Vec<String> = arrived.iter().map(Part::describe).collect();
+    format!("{text}: {}", named.join("; "))
 }
 
 fn refused(message: impl Into<String>) -> Error {
@@ -306,6 +313,18 @@ mod tests {
                 .to_string()
                 .contains("rank 1 of job \"a\" is in two of the groups"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn the_groups_that_have_arrived_are_listed_unless_none_has() {
+        assert_eq!(
+            arrived_text(&[], "both", 2),
+            "of 2 ranks that are to be merged for \"both\", 0 have arrived"
+        );
+        assert_eq!(
+            arrived_text(&[part("a", &[3], None)], "both", 2),
+            "of 2 ranks that are to be merged for \"both\", 1 have arrived: rank 3 of job \"a\""
         );
     }
 

@@ -50,7 +50,7 @@ impl Rounds<'_> {
         let value = match own {
             None => self.store.get(&key, self.timeout)?,
             Some((ended, is_given_up)) => {
-                // With the rank, the member that is first is known.
+                // The rank in the value tells which member was the first.
                 let proposal = format!("{ended} {rank}");
                 let value = self.store.compare_set(&key, b"", proposal.as_bytes())?;
                 // This group learns that the merge was given up, as groups that come late do. If its job is restarted,

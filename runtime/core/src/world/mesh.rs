@@ -41,7 +41,8 @@ impl<B> World<B> {
         for (index, (name, _)) in dimensions.iter().enumerate() {
             if name.is_empty() || dimensions[..index].iter().any(|(other, _)| other == name) {
                 return refuse(format!(
-                    "the dimensions of a mesh need different names, none of them empty: {dimensions:?}"
+                    "the dimensions of a mesh need different names, none of them empty: {}",
+                    named_sizes(dimensions.iter().copied())
                 ));
             }
         }
@@ -50,9 +51,14 @@ impl<B> World<B> {
             .try_fold(1u32, |product, &(_, size)| product.checked_mul(size));
         if product.map(|product| product as usize) != Some(ranks.len()) || dimensions.is_empty() {
             let count = ranks.len();
-            return refuse(format!(
-                "a mesh of {dimensions:?} does not hold {count} ranks"
-            ));
+            let message = match dimensions {
+                [] => format!("a mesh of {count} ranks needs at least one dimension"),
+                _ => format!(
+                    "a mesh of {} does not hold {count} ranks: the product of the sizes must be the number of ranks",
+                    named_sizes(dimensions.iter().copied())
+                ),
+            };
+            return refuse(message);
         }
         let mut rest = self.group().rank();
         let mut coordinates = vec![0; dimensions.len()];
@@ -94,7 +100,8 @@ impl<B> World<B> {
             match mesh.position(name) {
                 Some(index) => chosen.push(index),
                 None => {
-                    let message = format!("{mesh:?} has no dimension {name:?}");
+                    let sizes = named_sizes(mesh.dimensions());
+                    let message = format!("the mesh of {sizes} has no dimension {name:?}");
                     return Err(Error::new(ErrorKind::InvalidArgument, message));
                 }
             }
@@ -182,6 +189,14 @@ impl DeviceMesh {
         }
         format!("{names} of {}", others.join(", "))
     }
+}
+
+/// Dimensions as messages give them: `"dp" of size 2, "tp" of size 4`.
+fn named_sizes<'a>(dimensions: impl Iterator<Item = (&'a str, u32)>) -> String {
+    let named: Vec<String> = dimensions
+        .map(|(name, size)| format!("{name:?} of size {size}"))
+        .collect();
+    named.join(", ")
 }
 
 impl fmt::Debug for DeviceMesh {

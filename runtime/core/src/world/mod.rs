@@ -158,8 +158,8 @@ impl<B: BackendSet> World<B> {
     /// prefix pass the store to [`WorldBuilder::store`].
     ///
     /// # Blocking
-    /// For at most `timeout`, but for the system's look-up of a host name. Later calls to the store that do not wait
-    /// for other ranks have the same limit.
+    /// For at most `timeout`; the system's look-up of a host name may take longer. Later calls to the store that do not
+    /// wait for other ranks have the same limit.
     ///
     /// # Errors
     /// Those of [`Rendezvous::connect_store`]. `Io` if a secret can neither be read nor generated,
@@ -227,7 +227,7 @@ impl<B> World<B> {
     }
 
     /// Records what the program does from now on (`load data`), so that the record of a rank that issues
-    /// nothing still shows where it is. Cheap enough for every step.
+    /// nothing still shows where it is. A call is cheap enough for every step.
     pub fn phase(&self, name: &str) {
         self.shared.recorder.phase(name);
     }

@@ -193,7 +193,7 @@ fn differing_parameters_are_found_and_broadcast_sets_those_of_rank_0() {
         let value = |len: &u64| vec![world.rank() as f32; *len as usize];
         let mut values: Vec<Vec<f32>> = LENS.iter().map(value).collect();
         let error = reducer.check_consistency(&values).unwrap_err();
-        let expected = "parameter a has other values on ranks [1, 2] than on rank 0";
+        let expected = "parameter a has other values on ranks 1, 2 than on rank 0";
         assert!(error.to_string().contains(expected), "{error}");
         reducer.broadcast_parameters(&mut values).unwrap();
         assert!(values.iter().flatten().all(|&value| value == 0.0));

@@ -96,7 +96,7 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Puts parameters of the lengths `lens`, with elements of `size` bytes, into buckets, in the order `order`. Those
-    /// that `options` delays have a bucket of their own.
+    /// that `options` delays are together in one more bucket.
     pub(super) fn new<T>(
         order: &[usize],
         lens: &[usize],

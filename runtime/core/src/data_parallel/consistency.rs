@@ -4,6 +4,7 @@ use super::gradient::Gradient;
 use crate::group::process_group::ProcessGroup;
 use crate::op::buffer::Buffer;
 use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -118,8 +119,10 @@ pub(super) fn check_values<T: Gradient>(
         let differing: Vec<_> = differing.map(|rank| ranks[rank]).collect();
         if let Some(&first) = differing.first() {
             let message = format!(
-                "parameter {} has other values on ranks {differing:?} than on rank {}",
-                parameter.name, ranks[0]
+                "parameter {} has other values on {} than on rank {}",
+                parameter.name,
+                text::ranks(&differing, 64),
+                ranks[0]
             );
             let error = Error::new(ErrorKind::Mismatch, message).with_rank(first);
             return Err(error.in_group(group.desc()));

@@ -77,7 +77,7 @@ macro_rules! each {
     }};
 }
 
-/// Evaluates an expression with the reducer of a type that is known at run time, and the result if there is no reducer.
+/// Evaluates `$then` with the reducer of a type that is known at run time, or `$none` if there is no such reducer.
 macro_rules! with {
     ($reducers:expr, $dtype:expr, $none:expr, $reducer:ident => $then:expr) => {
         match $dtype {
@@ -130,8 +130,9 @@ impl MixedReducer {
         for &parameter in &options.sparse {
             let Some(is_sparse) = is_sparse.get_mut(parameter) else {
                 let count = parameters.len();
-                let message =
-                    format!("parameter {parameter} cannot be sparse: there are {count}, from 0 on");
+                let message = format!(
+                    "parameter {parameter} cannot be sparse: there are {count} parameters, numbered from 0"
+                );
                 return Err(refuse(group, message));
             };
             *is_sparse = true;
@@ -239,8 +240,8 @@ impl MixedReducer {
         T::of(&self.reducers)
     }
 
-    /// Like [`reducer`](Self::reducer), to set a hook ([`Reducer::set_hook`]), say. Its steps are those of all types:
-    /// they are ended by [`finish_in_place`](Self::finish_in_place) of the `MixedReducer` alone.
+    /// Like [`reducer`](Self::reducer), but mutable, for example to set a hook ([`Reducer::set_hook`]). Only
+    /// [`finish_in_place`](Self::finish_in_place) of the `MixedReducer` may end a step, since a step is one of all types.
     pub fn reducer_mut<T: Gradient>(&mut self) -> Option<&mut Reducer<T>> {
         T::of_mut(&mut self.reducers)
     }

@@ -105,7 +105,7 @@ impl<T> ReducerOptions<T> {
                 return Ok(());
             }
             Err(refuse(format!(
-                "parameter {parameter} cannot be {what}: there are {parameters}, from 0 on"
+                "parameter {parameter} cannot be {what}: there are {parameters} parameters, numbered from 0"
             )))
         };
         let mut is_sparse = vec![false; parameters];

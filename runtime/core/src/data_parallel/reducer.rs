@@ -46,7 +46,8 @@ pub struct Reducer<T = f32> {
     pub(super) layout: Layout,
     /// The memory of each bucket; empty while its averaging has it.
     pub(super) memory: Vec<BucketMemory<T>>,
-    /// For each sparse parameter, by bucket: this rank's gradient until it is sent, and the average after the step.
+    /// For each bucket, if it is that of a sparse parameter: this rank's gradient until it is sent, and the average after
+    /// the step.
     pub(super) sparse: Vec<Option<SparseTensor<T>>>,
     /// Memory for buckets that are sent in a narrower type.
     pub(super) narrow: Narrow,
@@ -127,7 +128,7 @@ impl<T: Gradient> Reducer<T> {
 
     /// Allocates the memory that the buckets lack, and resets the state for the next step.
     pub(super) fn allocate(&mut self) {
-        // What is sent itself, and not given to a hook, is memory of the group's backend.
+        // A bucket that is neither given to a hook nor sent in another type lies in memory of the group's backend.
         let is_sent = self.options.hook.is_none() && self.options.wire == Wire::Own;
         self.memory.truncate(self.layout.buckets.len());
         self.memory
@@ -239,7 +240,8 @@ impl<T: Gradient> Reducer<T> {
     /// `no_sync` of PyTorch's DistributedDataParallel.
     ///
     /// # Errors
-    /// `InvalidArgument` as [`ready`](Self::ready).
+    /// Those of [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
+    /// shape.
     pub fn accumulate(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.check_dense(parameter)?;
         let len = self.lens[parameter];
@@ -288,10 +290,7 @@ impl<T: Gradient> Reducer<T> {
         self.check_open(parameter)?;
         let declared = &self.parameters[parameter];
         if !self.is_sparse[parameter] {
-            let message = format!(
-                "{} is not a sparse parameter: its gradient is dense",
-                declared.name
-            );
+            let message = format!("{} is not a sparse parameter: use ready", declared.name);
             return Err(self.refuse(message));
         }
         if gradient.shape() != declared.shape || gradient.sparse_dims() != 1 {
@@ -321,7 +320,7 @@ impl<T: Gradient> Reducer<T> {
         self.memory[place.bucket].get(place.start..place.start + place.len)
     }
 
-    /// Like [`average`](Self::average), to change it: to clip it, say.
+    /// Like [`average`](Self::average), but the program may change the average, for example to clip it.
     pub fn average_mut(&mut self, parameter: usize) -> Option<&mut [T]> {
         if !self.has_average(parameter) || self.is_sparse[parameter] {
             return None;
@@ -330,7 +329,7 @@ impl<T: Gradient> Reducer<T> {
         self.memory[place.bucket].get_mut(place.start..place.start + place.len)
     }
 
-    /// Like [`average`](Self::average), of a sparse parameter. Its indices are in ascending order.
+    /// Like [`average`](Self::average), for a sparse parameter. The indices are in ascending order.
     pub fn sparse_average(&self, parameter: usize) -> Option<&SparseTensor<T>> {
         if !self.has_average(parameter) {
             return None;

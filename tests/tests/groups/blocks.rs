@@ -154,7 +154,7 @@ fn a_fault_of_a_group_that_does_not_exist_is_refused_or_listed_as_left() {
     assert!(error.to_string().contains("the groups are 0"), "{error}");
     let error = fabric.add_fault(fault(2, "0")).unwrap_err();
     assert!(
-        error.to_string().contains("whose ranks are [0, 1]"),
+        error.to_string().contains("the group has ranks 0, 1"),
         "{error}"
     );
 }

@@ -1,7 +1,7 @@
 //! [`RemoteMemory`]: bytes that other ranks may read and write at any moment.
 //!
 //! Rust has no slice type for such bytes, so this module offers none: bytes are copied by atomic loads and
-//! stores, a word at a time, or used in place as atomic words. A copy is not one atomic step; order between
+//! stores, up to eight at a time, or used in place as atomic integers. A copy is not one atomic step; order between
 //! ranks comes from signals.
 //!
 //! So operations of several widths may access one address at once: one copies eight bytes, say, and another
@@ -17,7 +17,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-const WORD: usize = size_of::<u64>();
+/// The bytes that a copy moves by one load or store where both can be aligned.
+const LONG: usize = size_of::<u64>();
 
 /// Bytes that other ranks may read and write at any moment.
 ///
@@ -68,18 +69,18 @@ impl RemoteMemory {
     /// `InvalidArgument` if the range ends beyond the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let from = self.range(offset, into.len())?;
-        let lead = from.align_offset(WORD).min(into.len());
+        let lead = from.align_offset(LONG).min(into.len());
         let (first, rest) = into.split_at_mut(lead);
-        let (words, last) = rest.as_chunks_mut::<WORD>();
+        let (words, last) = rest.as_chunks_mut::<LONG>();
         for (index, byte) in first.iter_mut().enumerate() {
             *byte = self.byte(offset + index).load(Ordering::Relaxed);
         }
         let start = offset + lead;
         for (index, word) in words.iter_mut().enumerate() {
-            let long = self.long_at(start + index * WORD);
+            let long = self.long_at(start + index * LONG);
             *word = long.load(Ordering::Relaxed).to_ne_bytes();
         }
-        let start = start + words.len() * WORD;
+        let start = start + words.len() * LONG;
         for (index, byte) in last.iter_mut().enumerate() {
             *byte = self.byte(start + index).load(Ordering::Relaxed);
         }
@@ -92,18 +93,18 @@ impl RemoteMemory {
     /// `InvalidArgument` if the range ends beyond the memory.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         let to = self.range(offset, from.len())?;
-        let lead = to.align_offset(WORD).min(from.len());
+        let lead = to.align_offset(LONG).min(from.len());
         let (first, rest) = from.split_at(lead);
-        let (words, last) = rest.as_chunks::<WORD>();
+        let (words, last) = rest.as_chunks::<LONG>();
         for (index, &byte) in first.iter().enumerate() {
             self.byte(offset + index).store(byte, Ordering::Relaxed);
         }
         let start = offset + lead;
         for (index, &word) in words.iter().enumerate() {
-            let long = self.long_at(start + index * WORD);
+            let long = self.long_at(start + index * LONG);
             long.store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
-        let start = start + words.len() * WORD;
+        let start = start + words.len() * LONG;
         for (index, &byte) in last.iter().enumerate() {
             self.byte(start + index).store(byte, Ordering::Relaxed);
         }
@@ -160,7 +161,7 @@ impl RemoteMemory {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
-                    "{len} bytes at {offset} reach beyond a window of {}",
+                    "{len} bytes at offset {offset} reach beyond the memory, which has {} bytes",
                     self.len
                 ),
             ));
@@ -182,7 +183,7 @@ impl RemoteMemory {
     /// The eight bytes at `offset`, which is aligned; the caller has had [`range`](Self::range) check that they lie
     /// inside the memory.
     fn long_at(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset + WORD <= self.len);
+        debug_assert!(offset + LONG <= self.len);
         // SAFETY: `read` and `write` have had `range` check the eight bytes, so they lie inside the memory,
         // which `owner` keeps mapped as long as `self` lives. They begin at a multiple of eight: the callers
         // skip `lead` bytes first. This process accesses them only by atomic operations (`new`).

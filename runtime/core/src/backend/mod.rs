@@ -59,7 +59,7 @@ pub struct WorldContext {
     pub config: Arc<Config>,
     /// The rank's flight recorder, in which a backend records the state of its connections; `None` in tests.
     pub recorder: Option<Arc<FlightRecorder>>,
-    /// The time by which the world must be made: a backend that opens waits for the store no longer.
+    /// The time by which the world must be made. A backend that opens does not wait for the store beyond it.
     pub deadline: Deadline,
     /// Takes what a backend need not do before its first group is made.
     pub later: Later,

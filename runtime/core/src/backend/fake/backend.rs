@@ -17,14 +17,14 @@ pub struct FakeBackend {
 }
 
 /// An operation of one rank, waiting for the others.
-pub(super) struct Ticket {
-    state: Mutex<TicketState>,
+pub(super) struct FakeOp {
+    state: Mutex<FakeOpState>,
     changed: Condvar,
-    /// Taken when the operation ends, since the observer holds this ticket and the cycle would leak both.
+    /// Taken when the operation ends, since the observer holds this operation and the cycle would leak both.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
-pub(super) struct TicketState {
+pub(super) struct FakeOpState {
     progress: Progress,
     pub(super) op: Option<Op<'static>>,
     /// How many sends and receives of this operation are not matched with their other half yet.
@@ -32,8 +32,8 @@ pub(super) struct TicketState {
     done: Done,
 }
 
-impl Ticket {
-    pub(super) fn lock(&self) -> MutexGuard<'_, TicketState> {
+impl FakeOp {
+    pub(super) fn lock(&self) -> MutexGuard<'_, FakeOpState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,7 +61,7 @@ impl Ticket {
     }
 }
 
-impl Pending for Ticket {
+impl Pending for FakeOp {
     fn progress(&self) -> Progress {
         self.lock().progress.clone()
     }
@@ -92,44 +92,44 @@ impl FakeBackend {
     pub const NAME: &'static str = "fake";
 
     /// Joins a collective; the last rank to join runs it for all.
-    fn join(&self, state: &mut FabricState, ticket: &Arc<Ticket>, turn: u64) {
+    fn join(&self, state: &mut FabricState, fake_op: &Arc<FakeOp>, turn: u64) {
         let size = self.group.size() as usize;
         let group_state = state.groups.entry(self.group.wire_id).or_default();
         let members = group_state
             .turns
             .entry(turn)
             .or_insert_with(|| vec![None; size]);
-        members[self.group.group_rank as usize] = Some(ticket.clone());
+        members[self.group.group_rank as usize] = Some(fake_op.clone());
         if let Some(error) = group_state.left.values().next() {
-            ticket.end(Progress::Failed(error.clone()));
+            fake_op.end(Progress::Failed(error.clone()));
             return;
         }
-        let tickets: Vec<Arc<Ticket>> = members.iter().flatten().cloned().collect();
-        if tickets.len() == size {
+        let fake_ops: Vec<Arc<FakeOp>> = members.iter().flatten().cloned().collect();
+        if fake_ops.len() == size {
             group_state.turns.remove(&turn);
-            carry_out(&tickets, &self.group.info.ranks);
+            carry_out(&fake_ops, &self.group.info.ranks);
         }
     }
 
     /// Matches each send or receive with its other half, or keeps it until the other half is issued.
-    fn post(&self, state: &mut FabricState, ticket: &Arc<Ticket>, parts: usize) {
+    fn post(&self, state: &mut FabricState, fake_op: &Arc<FakeOp>, parts: usize) {
         let group_state = state.groups.entry(self.group.wire_id).or_default();
         let owner = self.group.group_rank;
         for part in 0..parts {
-            let own_end = end_of(&ticket.lock(), part);
+            let own_end = end_of(&fake_op.lock(), part);
             if let Some(error) = own_end.peer.and_then(|peer| group_state.left.get(&peer)) {
-                ticket.end(Progress::Failed(error.clone()));
+                fake_op.end(Progress::Failed(error.clone()));
                 return;
             }
             let found = group_state.unmatched.iter().position(|message| {
-                let other_end = end_of(&message.ticket.lock(), message.part);
+                let other_end = end_of(&message.fake_op.lock(), message.part);
                 own_end.matches_with(owner, &other_end, message.owner)
             });
             match found {
                 Some(index) => {
                     let peer = group_state.unmatched.remove(index);
-                    let own_half = (ticket, part, owner);
-                    let peer_half = (&peer.ticket, peer.part, peer.owner);
+                    let own_half = (fake_op, part, owner);
+                    let peer_half = (&peer.fake_op, peer.part, peer.owner);
                     if own_end.is_send {
                         deliver(own_half, peer_half);
                     } else {
@@ -138,7 +138,7 @@ impl FakeBackend {
                 }
                 None => group_state.unmatched.push(Message {
                     owner,
-                    ticket: ticket.clone(),
+                    fake_op: fake_op.clone(),
                     part,
                 }),
             }
@@ -163,8 +163,8 @@ impl Backend for FakeBackend {
         } else {
             1
         };
-        let ticket = Arc::new(Ticket {
-            state: Mutex::new(TicketState {
+        let fake_op = Arc::new(FakeOp {
+            state: Mutex::new(FakeOpState {
                 progress: Progress::Queued,
                 op: Some(op),
                 unmatched_parts: parts,
@@ -187,31 +187,31 @@ impl Backend for FakeBackend {
             state.take_fault(self.rank, &self.group.info.name, call.seq)
         };
         match fault {
-            // Only the caller holds the ticket: the operation is not matched with those of the other ranks.
-            Some(FakeFaultKind::Stall) => return Ok(ticket),
+            // Only the caller holds the operation: it is not matched with those of the other ranks.
+            Some(FakeFaultKind::Stall) => return Ok(fake_op),
             Some(FakeFaultKind::Skip) => {
-                ticket.end(Progress::Completed(Done::default()));
-                return Ok(ticket);
+                fake_op.end(Progress::Completed(Done::default()));
+                return Ok(fake_op);
             }
             Some(FakeFaultKind::Lie) => {
-                ticket.lock().op = Some(Op::Barrier);
+                fake_op.lock().op = Some(Op::Barrier);
             }
             None => {}
         }
-        ticket.lock().progress = Progress::Started;
-        let observer = ticket.observer().clone();
+        fake_op.lock().progress = Progress::Started;
+        let observer = fake_op.observer().clone();
         if let Some(observer) = observer {
             observer.started();
         }
         if is_p2p {
-            self.post(&mut state, &ticket, parts);
+            self.post(&mut state, &fake_op, parts);
             if parts == 0 {
-                ticket.end(Progress::Completed(Done::default()));
+                fake_op.end(Progress::Completed(Done::default()));
             }
         } else {
-            self.join(&mut state, &ticket, call.turn);
+            self.join(&mut state, &fake_op, call.turn);
         }
-        Ok(ticket)
+        Ok(fake_op)
     }
 
     fn abort(&self, reason: &AbortReason) {
@@ -225,25 +225,25 @@ impl Backend for FakeBackend {
         .with_rank(self.rank);
         group_state.left.entry(own_rank).or_insert(lost.clone());
         for (_, members) in std::mem::take(&mut group_state.turns) {
-            for (rank, ticket) in members.into_iter().enumerate() {
+            for (rank, fake_op) in members.into_iter().enumerate() {
                 let error = if rank == own_rank as usize {
                     &reason.error
                 } else {
                     &lost
                 };
-                if let Some(ticket) = ticket {
-                    ticket.end(Progress::Failed(error.clone()));
+                if let Some(fake_op) = fake_op {
+                    fake_op.end(Progress::Failed(error.clone()));
                 }
             }
         }
         group_state.unmatched.retain(|message| {
-            let peer = end_of(&message.ticket.lock(), message.part).peer;
+            let peer = end_of(&message.fake_op.lock(), message.part).peer;
             let error = match (message.owner == own_rank, peer) {
                 (true, _) => &reason.error,
                 (false, Some(peer)) if peer == own_rank => &lost,
                 _ => return true,
             };
-            message.ticket.end(Progress::Failed(error.clone()));
+            message.fake_op.end(Progress::Failed(error.clone()));
             false
         });
     }
@@ -280,7 +280,7 @@ fn part_of<'b>(op: &'b mut Op<'static>, part: usize) -> &'b mut Op<'static> {
 }
 
 /// The end of a message that part `part` of an operation is.
-fn end_of(state: &TicketState, part: usize) -> MessageEnd {
+fn end_of(state: &FakeOpState, part: usize) -> MessageEnd {
     let op = state.op.as_ref();
     let op = if let Some(Op::Coalesced(ops)) = op {
         ops.get(part)
@@ -300,10 +300,10 @@ fn end_of(state: &TicketState, part: usize) -> MessageEnd {
     }
 }
 
-/// Copies a message from its sender to its receiver. Each of the two is given as a ticket, the part of its block, and
+/// Copies a message from its sender to its receiver. Each of the two is given as an operation, the part of its block, and
 /// the group rank. An operation ends when its last message has been copied, or with an error as soon as one does not
 /// fit its receiver.
-fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
+fn deliver(send: (&Arc<FakeOp>, usize, u32), recv: (&Arc<FakeOp>, usize, u32)) {
     let (sender, send_part, source) = send;
     let (receiver, recv_part, _) = recv;
     let message = {
@@ -329,18 +329,18 @@ fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
             format!("send and receive differ: {error}"),
         )
     });
-    for (ticket, source) in [(sender, None), (receiver, Some(source))] {
+    for (fake_op, source) in [(sender, None), (receiver, Some(source))] {
         if let Some(error) = &mismatch {
-            ticket.end(Progress::Failed(error.clone()));
+            fake_op.end(Progress::Failed(error.clone()));
             continue;
         }
-        let mut state = ticket.lock();
+        let mut state = fake_op.lock();
         state.unmatched_parts -= 1;
         state.done.source = state.done.source.or(source);
         let finished = (state.unmatched_parts == 0).then_some(state.done);
         drop(state);
         if let Some(done) = finished {
-            ticket.end(Progress::Completed(done));
+            fake_op.end(Progress::Completed(done));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
-use super::backend::Ticket;
+use super::backend::FakeOp;
 use crate::arithmetic;
 use crate::backend::{Done, Progress};
 use crate::op::buffer::Buffer;
@@ -13,19 +13,19 @@ use std::sync::Arc;
 
 /// Carries out a collective for all ranks at once and ends it with the same result on each, unless a rank's
 /// operation has already ended.
-pub(super) fn carry_out(tickets: &[Arc<Ticket>], ranks: &[Rank]) {
-    if tickets.iter().any(|ticket| ticket.has_ended()) {
+pub(super) fn carry_out(fake_ops: &[Arc<FakeOp>], ranks: &[Rank]) {
+    if fake_ops.iter().any(|fake_op| fake_op.has_ended()) {
         return;
     }
-    let ops: Option<Vec<Op<'static>>> = tickets
+    let ops: Option<Vec<Op<'static>>> = fake_ops
         .iter()
-        .map(|ticket| ticket.lock().op.take())
+        .map(|fake_op| fake_op.lock().op.take())
         .collect();
     let Some(mut ops) = ops else { return };
     let result = run_all(&mut ops, ranks);
-    for (ticket, op) in tickets.iter().zip(ops) {
-        ticket.lock().op = Some(op);
-        ticket.end(match &result {
+    for (fake_op, op) in fake_ops.iter().zip(ops) {
+        fake_op.lock().op = Some(op);
+        fake_op.end(match &result {
             Ok(()) => Progress::Completed(Done::default()),
             Err(error) => Progress::Failed(error.clone()),
         });
@@ -113,7 +113,11 @@ fn write(buffer: &mut Buffer<'_>, bytes: &[u8]) -> Result<()> {
         if target.len() != bytes.len() {
             return Err(Error::new(
                 ErrorKind::Mismatch,
-                format!("{} bytes for a buffer of {}", bytes.len(), target.len()),
+                format!(
+                    "{} bytes do not fit a buffer of {} bytes",
+                    bytes.len(),
+                    target.len()
+                ),
             ));
         }
         target.copy_from_slice(bytes);

@@ -1,11 +1,11 @@
 //! The state that the ranks of one test share, and their faults.
 
-use super::backend::{FakeBackend, Ticket};
+use super::backend::{FakeBackend, FakeOp};
 use crate::backend::{Backend, BackendFactory, GroupContext};
 use crate::op::buffer::DeviceKind;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Rank, text};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -58,7 +58,8 @@ impl FabricState {
             None if self.ranks_by_group.is_empty() => Ok(()),
             Some(ranks) if ranks.contains(&rank) => Ok(()),
             Some(ranks) => refuse(format!(
-                "a fault of rank {rank} in group {group:?}, whose ranks are {ranks:?}, would never happen"
+                "a fault of rank {rank} in group {group:?} would never happen: the group has {}",
+                text::ranks(ranks, 64)
             )),
             None => {
                 let names: Vec<&str> = self.ranks_by_group.keys().map(String::as_str).collect();
@@ -89,8 +90,8 @@ impl FabricState {
 /// One group as the fabric sees it.
 #[derive(Default)]
 pub(super) struct FabricGroup {
-    /// For each turn, the tickets by group rank; `None` for a member that has not issued its operation.
-    pub(super) turns: BTreeMap<u64, Vec<Option<Arc<Ticket>>>>,
+    /// For each turn, the operations by group rank; `None` for a member that has not issued its operation.
+    pub(super) turns: BTreeMap<u64, Vec<Option<Arc<FakeOp>>>>,
     /// Sends and receives that wait for their other half, in order of issue.
     pub(super) unmatched: Vec<Message>,
     /// The error with which each member left, by group rank.
@@ -101,7 +102,7 @@ pub(super) struct FabricGroup {
 pub(super) struct Message {
     /// The rank in the group that issued it.
     pub(super) owner: u32,
-    pub(super) ticket: Arc<Ticket>,
+    pub(super) fake_op: Arc<FakeOp>,
     /// Which operation of a coalesced block it is; 0 otherwise.
     pub(super) part: usize,
 }

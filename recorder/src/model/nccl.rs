@@ -33,11 +33,10 @@ pub struct KernelProgress {
     pub algorithm: String,
     /// NCCL's name of the protocol; empty if unknown.
     pub protocol: String,
-    /// When NCCL put the operation into a plan, wall clock, ns since the epoch; 0 if not seen.
+    /// When NCCL reported that the operation is in a plan, wall clock, ns since the epoch; 0 if not seen.
     pub enqueued_ns: i64,
-    /// When the operation's kernel was launched, wall clock, ns since the epoch; 0 if the end of the launch was not
-    /// seen. NCCL reports that the operation is in a plan right after the launch, so the plug-in gives the time of
-    /// that report.
+    /// When the operation's kernel was launched, wall clock, ns since the epoch; 0 until NCCL has reported the end of
+    /// the launch. NCCL reports the plan right after the launch, so the plug-in gives the time of that report here, too.
     pub launched_ns: i64,
     /// Channels that the device has started, one bit each.
     pub started: u64,

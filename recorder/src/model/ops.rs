@@ -165,7 +165,7 @@ pub enum Bus {
     OthersShare,
     /// All bytes.
     Whole,
-    /// Not defined: it depends on the values, or no bytes are carried.
+    /// Not defined: it depends on the values, no bytes are carried, or the other rank takes no part.
     Unmeasured,
 }
 

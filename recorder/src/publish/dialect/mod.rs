@@ -167,8 +167,8 @@ impl DumpReader {
 
     /// Reads a dump; its first bytes decide between pickle and JSON.
     ///
-    /// Returns the dump and a list of what was lost. Executes nothing from the input; working memory is
-    /// bounded by a multiple of the input's length.
+    /// Returns the dump and a list of what was lost. Executes nothing from the input, and limits the number of values
+    /// that it takes: a small pickle can name one of its lists many times.
     ///
     /// # Errors
     /// If nothing usable can be read: see [`ReadError`].

@@ -28,7 +28,7 @@ const END: u32 = u32::MAX;
 /// one rank.
 pub(super) const MAX_CELLS: usize = 1 << 25;
 
-/// The number of cells as which an item that was read in place counts: they are about as large as an `Entry`.
+/// An item that was read in place counts as this many cells, which are about as large as an `Entry`.
 pub(super) const CELLS_OF_TAKEN: usize = 8;
 
 /// A decoded pickle. Reading the next one reuses the memory of the last.

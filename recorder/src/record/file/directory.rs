@@ -87,12 +87,12 @@ impl Unnamed {
             temporary,
             directory: job,
         };
-        unnamed.reserve(reserved, bytes)?;
+        unnamed.lock_and_reserve(reserved, bytes)?;
         Ok(unnamed)
     }
 
     /// Locks the file, gives it its size, and reserves its first `reserved` bytes.
-    fn reserve(&self, reserved: usize, bytes: usize) -> Result<()> {
+    fn lock_and_reserve(&self, reserved: usize, bytes: usize) -> Result<()> {
         let file = self.file.as_fd();
         rfs::flock(file, FlockOperation::NonBlockingLockExclusive)
             .map_err(|error| Error::io(format!("lock {}", self.temporary.0.display()), error))?;
@@ -278,8 +278,8 @@ pub(crate) fn ring_files(directory: &Path) -> impl Iterator<Item = (RingName, Pa
     files(directory).filter_map(|path| Some((name_of(&path)?, path)))
 }
 
-/// Opens a file for reading: never through a link, and without waiting, as for a pipe's writer. It may be
-/// something else than a regular file.
+/// Opens a file for reading, never through a link, and without waiting, for example for the writer of a pipe. The file
+/// may be something other than a regular file.
 pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     Ok(rfs::open(path, flags, Mode::empty())?)

@@ -50,7 +50,7 @@ pub enum Error {
     },
     /// The file is a ring of a layout that this reader does not know.
     #[error(
-        "{path} is a ring of layout {found}, this reader supports layout {known}; use a newer reader",
+        "{path} is a ring of layout {found}, and this reader supports layout {known}: use a newer reader",
         path = path.display()
     )]
     UnknownLayout {

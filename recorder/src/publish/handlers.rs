@@ -32,13 +32,13 @@ impl ProgramHandlers {
         let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
         if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_allowed) {
             return Err(format!(
-                "{name:?} cannot name a handler: 1 to {MAX_NAME} lower-case letters, digits, - and _"
+                "{name:?} cannot name a handler: a name has 1 to {MAX_NAME} lower-case letters, digits, - and _"
             ));
         }
         let mut handlers = self.lock();
         if handlers.len() >= MAX_HANDLERS && !handlers.contains_key(name) {
             return Err(format!(
-                "there are {MAX_HANDLERS} handlers: no more are taken"
+                "there are {MAX_HANDLERS} handlers, and no more are taken"
             ));
         }
         let replaced = handlers.insert(name.to_owned(), handler);

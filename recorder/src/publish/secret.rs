@@ -168,7 +168,7 @@ fn read(path: &Path) -> Result<Option<Secret>> {
 /// Writes these bytes to a file of mode 0600.
 fn write(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
     let mut options = OpenOptions::new();
-    // A file of that name is left over from a process that was killed: no other process has this id now.
+    // If a file has that name, a process that was killed has left it: no other process has this id now.
     options.write(true).create(true).truncate(true).mode(0o600);
     options.open(path)?.write_all(bytes)
 }

@@ -56,7 +56,7 @@ fn foreign_truncated_and_newer_files_are_refused_with_one_sentence() {
     assert!(half.contains("it is truncated"), "{half}");
     let newer = attach_error(|bytes| bytes[8] = 9);
     assert!(
-        newer.ends_with("layout 9, this reader supports layout 1; use a newer reader"),
+        newer.ends_with("layout 9, and this reader supports layout 1: use a newer reader"),
         "{newer}"
     );
     // A section beyond the end of the file: the offset of the slots is in word 28.

@@ -140,7 +140,8 @@ struct Run<'a> {
     struck: Vec<Option<i64>>,
     meetings: HashMap<Key, Meeting>,
     events: BinaryHeap<Reverse<(i64, u64, Event)>>,
-    drawn: u64,
+    /// The number of events so far, by which events of the same time are ordered.
+    event_count: u64,
     gone: BTreeSet<Rank>,
     launcher_acts: bool,
     dumps: bool,
@@ -175,7 +176,7 @@ pub(super) fn run(
         struck: vec![None; faults.len()],
         meetings: HashMap::new(),
         events: BinaryHeap::new(),
-        drawn: 0,
+        event_count: 0,
         gone: BTreeSet::new(),
         launcher_acts: false,
         dumps: false,
@@ -203,11 +204,13 @@ pub(super) fn run(
 }
 
 impl Run<'_> {
+    /// Lets an event happen at this time.
     fn at(&mut self, at: i64, event: Event) {
-        self.drawn += 1;
-        self.events.push(Reverse((at, self.drawn, event)));
+        self.event_count += 1;
+        self.events.push(Reverse((at, self.event_count, event)));
     }
 
+    /// A random time from `low_us` to `high_us` microseconds after `at`.
     fn soon(&mut self, at: i64, low_us: u64, high_us: u64) -> i64 {
         at + self.random.between(low_us, high_us) as i64 * 1000
     }
@@ -273,6 +276,7 @@ impl Run<'_> {
         true
     }
 
+    /// Carries out a rank's program from this time on, until the host waits or its next act is later.
     fn host(&mut self, rank: Rank, mut at: i64) {
         let index = rank as usize;
         let has_device = self.job.backend == Backend::Nccl;
@@ -382,6 +386,7 @@ impl Run<'_> {
         }
     }
 
+    /// Carries out the tasks of a rank's device, until it computes or waits.
     fn device(&mut self, rank: Rank, at: i64) {
         let index = rank as usize;
         while !self.runners[index].is_busy {
@@ -457,6 +462,7 @@ impl Run<'_> {
         operation
     }
 
+    /// Notes that a rank has come to an operation.
     fn begin(&mut self, rank: Rank, operation: usize, at: i64) {
         let life = &mut self.lives[rank as usize];
         let op = &mut life.operations[operation];
@@ -531,6 +537,7 @@ impl Run<'_> {
         self.at(end, Event::Done(key));
     }
 
+    /// Ends an operation that all have come to; false if one of its ranks can no longer take part.
     fn done(&mut self, key: Key, at: i64) -> bool {
         let members = self.members(key);
         let has_device = self.job.backend == Backend::Nccl;

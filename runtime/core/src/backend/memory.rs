@@ -4,8 +4,8 @@
 //! stores, up to eight at a time, or used in place as atomic integers. A copy is not one atomic step; order between
 //! ranks comes from signals.
 //!
-//! So operations of several widths may access one address at once: one copies eight bytes, say, and another
-//! increments four of them. Rust's memory model, which is C++'s, does not define that. This module relies on
+//! So operations of several widths may access one address at once: for example, one copies eight bytes, and
+//! another increments four of them. Rust's memory model, which is C++'s, does not define that. This module relies on
 //! the processor instead, as processes that share memory must: each operation is one instruction on an
 //! address that is a multiple of its width, and the processor's guarantees for such instructions do not
 //! depend on the widths.

@@ -42,7 +42,7 @@ pub enum Wire {
 }
 
 /// Parameters whose gradients are sent late, all in one bucket of any size, like `delay_all_reduce_named_params` of
-/// PyTorch's DistributedDataParallel: to leave the network to other operations first, say.
+/// PyTorch's DistributedDataParallel: for example, to leave the network to other operations first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delayed {
     /// The parameters, by position.

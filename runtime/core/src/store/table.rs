@@ -73,7 +73,7 @@ impl Table {
     pub(crate) fn set(&mut self, key: &[u8], value: &[u8]) {
         self.bytes += value.len();
         match self.values.get_mut(key) {
-            // A value set over and over (a heartbeat, say) keeps its allocation, unless the allocation is over 64
+            // A value set over and over, such as a heartbeat, keeps its allocation, unless the allocation is over 64
             // bytes and more than half of it would be unused.
             Some(held) if held.capacity() / 2 <= value.len().max(32) => {
                 self.bytes -= held.len();

@@ -149,9 +149,9 @@ impl<B> World<B> {
         }
     }
 
-    /// The counter of the program's waits of this name, made if there is none: of waits for a data loader, say, or for
-    /// a disk. The rank's endpoint shows them next to the runtime's own (`GET /waits`, and as metrics `GET /metrics`).
-    /// A world that is [recreated](World::grow) has new counters.
+    /// The counter of the program's waits of this name, for example of waits for a data loader; made if there is none.
+    /// The rank's endpoint shows it next to the runtime's own (`GET /waits`, and as metrics `GET /metrics`). A world
+    /// that is [recreated](World::grow) has new counters.
     ///
     /// # Errors
     /// `InvalidArgument` if the name is not 1 to 64 lower-case letters, digits, `-`, `_` and `.`, or begins with

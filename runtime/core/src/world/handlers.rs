@@ -10,10 +10,10 @@ use std::time::Duration;
 const TIMEOUTS: &str = "timeouts";
 
 impl<B> World<B> {
-    /// Lets this rank's endpoint answer `POST /handlers/NAME?key=value` by a function of the program's own: to change a
-    /// learning rate, say, or to write a checkpoint. The function gets the pairs of the query, and returns a text, or
-    /// why it failed. It runs on a thread of the endpoint, which waits for it at the end of the world: it must not wait
-    /// for other ranks, which may be stuck. The clients that may use the endpoint's other routes may call it.
+    /// Lets this rank's endpoint answer `POST /handlers/NAME?key=value` by a function of the program's own, for example
+    /// to change a learning rate or to write a checkpoint. The function gets the pairs of the query, and returns a
+    /// text, or why it failed. It runs on a thread of the endpoint, which waits for it at the end of the world: it must
+    /// not wait for other ranks, which may be stuck. The clients that may use the endpoint's other routes may call it.
     ///
     /// The name `timeouts` is taken: `POST /handlers/timeouts?ms=30000` sets the time-outs of all groups of this rank.
     /// A world that is [recreated](World::grow) has no handlers of the program's own.

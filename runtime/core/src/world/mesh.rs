@@ -7,7 +7,8 @@ use crate::world::World;
 use rcomm_recorder::model::Rank;
 use std::fmt;
 
-/// The ranks of a world in named dimensions: pipeline stages by data-parallel replicas by tensor-parallel parts, say.
+/// The ranks of a world in named dimensions, for example pipeline stages, data-parallel replicas and tensor-parallel
+/// parts.
 ///
 /// A group along a dimension joins the ranks that differ in that dimension alone. Its description says which of the
 /// groups along that dimension it is (`tp of pp 3, dp 0`), and records, errors and verdicts show the description.

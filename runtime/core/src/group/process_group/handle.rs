@@ -44,8 +44,8 @@ use std::time::Duration;
 /// A rank that calls an operation after another member has given up the group gets an error, never `Ok`. That holds for
 /// every collective, for a send to that member, and for a receive from it, even if its message had been sent before. A
 /// member that left cleanly (its world was shut down, or its group dropped) has not given up: what it sent can be
-/// received. A rank that was in a collective all that time because its process was stopped (by a signal, say) gets an
-/// error too if another member has given up that collective, and `Ok` if all others had completed it.
+/// received. A rank that was in a collective all that time because its process was stopped (for example, by a signal)
+/// gets an error too if another member has given up that collective, and `Ok` if all others had completed it.
 ///
 /// Over sockets no rank waits, after its part, for the others to end theirs, so outcomes of one collective can differ:
 /// - A rank may be done, and `Ok`, before another one gives up or dies: it only sends (the root of a broadcast, a rank

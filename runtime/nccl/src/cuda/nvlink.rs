@@ -276,7 +276,7 @@ impl Nvml {
             for remote in self.active_links(device)? {
                 match remote {
                     Remote::Device(id) => {
-                        // A device of another host, say, has no row.
+                        // A device that this process does not see, such as one of another host, has no row.
                         let peer = bus_ids.iter().position(|known| *known == id);
                         if let Some(peer) = peer.filter(|&peer| peer != index) {
                             links[index][peer] += 1;

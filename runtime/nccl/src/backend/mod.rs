@@ -66,7 +66,7 @@ struct RunningAbort {
 impl NcclBackend {
     /// The name by which configurations select this backend.
     pub const NAME: &'static str = "nccl";
-    /// How long the library may take to abort before the aborting thread is left to it.
+    /// How long the library may take to abort; after that, the aborting thread is no longer waited for.
     const ABORT: Duration = Duration::from_secs(10);
 
     /// Makes the backend of a group whose communicator exists or is being created.

@@ -7,6 +7,7 @@ use super::state::{ConnectionId, State};
 use crate::store::tcp::access::{StoreAccess, StoreLimits};
 use crate::store::tcp::protocol::{MAGIC, OpCode, Request, STOP_WAITING, Violation};
 use crate::store::tcp::spin::Spin;
+use rcomm_recorder::model::text;
 use rcomm_recorder::publish::{STORE_REFUSAL, Secret, StoreChallenge, Tls, TlsError};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
@@ -208,8 +209,9 @@ impl EventLoop {
         tracing::warn!(
             %error,
             connections = self.connections.len(),
-            "the store server cannot accept a connection; it tries again every 100 ms. \
-             If the limit of open files is reached, raise it (ulimit -n)"
+            "the store server cannot accept a connection; it tries again every {}. \
+             If the limit of open files is reached, raise it (ulimit -n)",
+            text::duration(ACCEPT_PAUSE)
         );
         for listener in &self.listeners {
             let _ = epoll::delete(&self.epoll, listener);

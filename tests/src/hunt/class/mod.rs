@@ -21,7 +21,7 @@ pub enum Class {
     Logs,
     /// The dumps that rcomm's runtime writes while the ranks give up, one after another.
     Dumps,
-    /// One rank, or half of the ranks, issues another operation, size, type, root or order.
+    /// One rank, or half of the ranks, differs from the others in an operation, its size, type or root, or the order.
     Odds,
     /// Messages and collectives in batches.
     Batches,
@@ -176,8 +176,8 @@ fn odds(job: &mut Job, random: &mut Random) {
     };
 }
 
-/// Every rank writes a dump when an operation of it fails, before its program gets the error; in half of the jobs the others, too, once they hear of the
-/// first failure.
+/// Every rank writes a dump when an operation of it fails, before its program gets the error; in half of the jobs the
+/// others, too, once they hear of the first failure.
 fn give_up(history: &mut History, random: &mut Random) {
     let failed = |life: &super::run::Life| life.failures.first().map(|failure| failure.at);
     let first = history.lives.iter().filter_map(failed).min();

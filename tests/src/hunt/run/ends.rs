@@ -5,11 +5,14 @@ use crate::hunt::job::{Backend, Job, Records};
 use rcomm_recorder::model::{FailureKind, Rank};
 
 impl Run<'_> {
+    /// Whether an operation of a rank has neither ended nor failed at this time.
     fn is_pending(&self, rank: Rank, operation: usize, at: i64) -> bool {
         let op = &self.lives[rank as usize].operations[operation];
         op.failed.is_none() && !self.has_ended(rank, operation, at)
     }
 
+    /// The time-out of an operation passes: with NCCL all ranks write dumps and abort, with other backends the operation
+    /// fails on this rank. False if the operation is not pending, or the rank cannot act.
     pub(super) fn time_out(&mut self, rank: Rank, operation: usize, at: i64) -> bool {
         if !self.acts(rank) || !self.is_pending(rank, operation, at) {
             return false;
@@ -45,6 +48,7 @@ impl Run<'_> {
         true
     }
 
+    /// An operation of a rank fails, because the process of the rank `by` has ended. False as for a time-out.
     pub(super) fn lose(&mut self, rank: Rank, operation: usize, by: Rank, at: i64) -> bool {
         if !self.acts(rank)
             || !self.is_pending(rank, operation, at)
@@ -88,6 +92,7 @@ impl Run<'_> {
         }
     }
 
+    /// Notes that an operation has failed on a rank, with an error that names `ranks`.
     fn fail(&mut self, rank: Rank, operation: usize, kind: FailureKind, ranks: Vec<Rank>, at: i64) {
         let life = &mut self.lives[rank as usize];
         life.operations[operation].failed = Some(at);
@@ -99,15 +104,17 @@ impl Run<'_> {
         });
     }
 
+    /// The program of a rank ends by an exception, which the recorder notes as this phase; its process exits soon after.
     pub(super) fn raise(&mut self, rank: Rank, text: &str, at: i64) {
         let life = &mut self.lives[rank as usize];
-        life.raised = true;
         life.phases.push((at, text.to_owned()));
         self.runners[rank as usize].host = Host::Over;
         let then = self.soon(at, 10_000, 1_200_000);
         self.at(then, Event::Exit(rank));
     }
 
+    /// The process of a rank ends, with this exit code or by this signal. Its peers lose their operations with it, and
+    /// the launcher ends the job, unless the code is 0.
     pub(super) fn ends(&mut self, rank: Rank, at: i64, code: Option<i32>, signal: Option<i32>) {
         if self.is_gone(rank) {
             return;
@@ -117,7 +124,7 @@ impl Run<'_> {
         }
         self.lives[rank as usize].gone = Some(Gone { at, code, signal });
         let failed = code != Some(0);
-        // The time of an end in order is drawn ahead, so its peers may notice only what comes later.
+        // An end with code 0 is entered before its time has come, so no peer may notice it yet.
         if self.job.backend != Backend::Nccl && failed {
             self.gone.insert(rank);
             for other in 0..self.job.world() {
@@ -146,6 +153,7 @@ impl Run<'_> {
         }
     }
 
+    /// The launcher sends SIGTERM to all processes that are left.
     pub(super) fn end_all(&mut self, at: i64) {
         self.launcher_acts = true;
         for rank in 0..self.job.world() {

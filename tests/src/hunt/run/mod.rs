@@ -58,7 +58,6 @@ pub(super) struct Life {
     pub(super) failures: Vec<Noted>,
     /// When its watchdog wrote a dump because of a time-out.
     pub(super) dumped: Option<i64>,
-    pub(super) raised: bool,
 }
 
 /// What happened.

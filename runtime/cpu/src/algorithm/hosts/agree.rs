@@ -12,6 +12,7 @@ use super::host_exchange::HostExchange;
 use crate::algorithm::agree::{Agreement, Participants};
 use crate::collective::op_header::{self, Disagreement, OP_HEADER_LEN, OpHeader};
 use crate::collective::{Position, compare_lists, has_lists};
+use crate::mesh::layout::Layout;
 use crate::transport::shm::{INLINE, SLOT};
 use crate::wait::{Failure, WaitPolicy};
 
@@ -124,7 +125,7 @@ impl HostAgreement {
             return self.receive_agreed(via, position, expected, len, policy);
         }
         self.announce(via, op_header, differing, policy)?;
-        let outcome = match self.compare(via, op_header)? {
+        let outcome = match self.compare(via)? {
             Ok(()) => self.order_by_rank(via, position, op_header, contribution)?,
             disagreement => disagreement,
         };
@@ -262,37 +263,12 @@ impl HostAgreement {
             .exchange(via.channels, participants, host_header, &ours, policy)
     }
 
-    /// Compares the hosts' headers; if they differ, or the ranks of a host disagree, compares the headers of all ranks.
-    /// The outer error reports a malformed message of a host.
-    fn compare(
-        &self,
-        via: &HostTransports<'_>,
-        op_header: OpHeader,
-    ) -> Result<Result<(), Disagreement>, Failure> {
-        let (agreement, layout) = (&self.agreement, via.layout);
-        let is_agreed = |host: usize| agreement.inline(host).first() == Some(&1);
-        if (0..layout.hosts()).all(is_agreed) && op_header::compare(agreement.op_headers()).is_ok()
-        {
-            return Ok(Ok(()));
-        }
-        let mut op_headers = vec![op_header; via.channels.size()];
-        for host in 0..layout.hosts() {
-            let rest = agreement.inline(host).get(1..).unwrap_or(&[]);
-            for (index, &rank) in layout.ranks_of(host).iter().enumerate() {
-                op_headers[rank] = if is_agreed(host) {
-                    agreement.op_headers()[host]
-                } else {
-                    let bytes = rest.get(index * OP_HEADER_LEN..);
-                    let op_header = bytes.and_then(|bytes| bytes.first_chunk());
-                    let op_header = op_header.and_then(OpHeader::decode);
-                    op_header.ok_or_else(|| garbled(via, host))?
-                };
-            }
-        }
-        match op_header::compare(&op_headers) {
-            Err(found) => Ok(Err(found)),
-            Ok(()) => Err(garbled(via, layout.host())),
-        }
+    /// Compares what the hosts have sent ([`compare_hosts`]). The outer error reports a malformed message of a host.
+    fn compare(&self, via: &HostTransports<'_>) -> Result<Result<(), Disagreement>, Failure> {
+        let hosts = 0..via.layout.hosts();
+        let blocks: Vec<&[u8]> = hosts.map(|host| self.agreement.inline(host)).collect();
+        compare_hosts(via.layout, self.agreement.op_headers(), &blocks)
+            .map_err(|host| garbled(via, host))
     }
 
     /// Puts the hosts' data in the order of ranks, and compares lists of counts. The outer error reports a malformed
@@ -428,7 +404,43 @@ impl HostAgreement {
     }
 }
 
-/// The failure for a malformed message of this host's first rank.
+/// Compares the hosts' headers; if they differ, or the ranks of a host disagree, compares the headers of all ranks.
+/// `blocks` are the bytes that followed the hosts' headers. The outer error is the index of a host whose message is
+/// malformed.
+fn compare_hosts(
+    layout: &Layout,
+    host_headers: &[OpHeader],
+    blocks: &[&[u8]],
+) -> Result<Result<(), Disagreement>, usize> {
+    let is_agreed = |host: usize| blocks[host].first() == Some(&1);
+    let all_agreed = (0..layout.hosts()).all(is_agreed);
+    if all_agreed && op_header::compare(host_headers).is_ok() {
+        return Ok(Ok(()));
+    }
+    let size = (0..layout.hosts()).map(|host| layout.ranks_of(host).len());
+    let mut op_headers = vec![host_headers[0]; size.sum()];
+    for host in 0..layout.hosts() {
+        let rest = blocks[host].get(1..).unwrap_or(&[]);
+        for (index, &rank) in layout.ranks_of(host).iter().enumerate() {
+            op_headers[rank] = if is_agreed(host) {
+                host_headers[host]
+            } else {
+                let bytes = rest.get(index * OP_HEADER_LEN..);
+                let op_header = bytes.and_then(|bytes| bytes.first_chunk());
+                op_header.and_then(OpHeader::decode).ok_or(host)?
+            };
+        }
+    }
+    match op_header::compare(&op_headers) {
+        Err(found) => Ok(Err(found)),
+        // All headers are equal, so a host that has reported a disagreement among its ranks was wrong.
+        Ok(()) => Err((0..layout.hosts())
+            .find(|&host| !is_agreed(host))
+            .unwrap_or(layout.host())),
+    }
+}
+
+/// The failure for a malformed message of the first rank of `host`.
 fn garbled(via: &HostTransports<'_>, host: usize) -> Failure {
     let leader = via.channels.global(via.layout.ranks_of(host)[0]);
     Failure::Garbled(leader, "malformed op headers".into())
@@ -537,5 +549,23 @@ mod tests {
         assert!(parts(&block[..block.len() - 1], 2).is_none());
         assert!(parts(&block, 1).is_none());
         assert!(parts(&[], 1).is_none());
+    }
+
+    #[test]
+    fn a_host_whose_message_contradicts_itself_is_named() {
+        let layout = Layout::new(&[Some("a"), Some("a"), Some("b"), Some("b")], 0);
+        let header = OpHeader::new(OpType::Barrier, 1);
+        let other = OpHeader::new(OpType::AllReduce, 1);
+        let disagreeing = |headers: [OpHeader; 2]| {
+            let headers = headers.map(|header| header.encode());
+            [&[0][..], &headers.concat()].concat()
+        };
+        let compare = |block: &[u8]| compare_hosts(&layout, &[header; 2], &[&[1], block]);
+        assert_eq!(compare(&[1]), Ok(Ok(())));
+        let found = compare(&disagreeing([header, other]));
+        assert_eq!(found.unwrap().unwrap_err().rank, 3);
+        // The second host says that its ranks disagree, but their headers are equal.
+        assert_eq!(compare(&disagreeing([header; 2])), Err(1));
+        assert_eq!(compare(&[0, 7]), Err(1));
     }
 }

@@ -173,7 +173,8 @@ impl CpuGroup {
             Failure::TooManyCounts { counts, most } => Error::new(
                 ErrorKind::Backend,
                 format!(
-                    "the operation has {counts} counts: ranks that share memory exchange at most {most}"
+                    "the operation has {counts} counts, but ranks that share memory exchange at most {most}: use a \
+                     group of fewer ranks"
                 ),
             ),
             Failure::Mismatch(rank, message) => {

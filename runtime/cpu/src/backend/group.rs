@@ -67,13 +67,13 @@ impl CollectiveEngine {
     pub(crate) fn run(
         &mut self,
         step: Step<'_>,
-        place: Position,
+        position: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         match self {
-            Self::ShmExchange(engine) => engine.run(step, place, policy),
-            Self::Channels(engine) => engine.run(step, place, policy),
-            Self::Hosts(engine) => engine.run(step, place, policy),
+            Self::ShmExchange(engine) => engine.run(step, position, policy),
+            Self::Channels(engine) => engine.run(step, position, policy),
+            Self::Hosts(engine) => engine.run(step, position, policy),
         }
     }
 }
@@ -201,7 +201,7 @@ impl CpuGroup {
     ) -> Result<Done> {
         self.refuse_if_stopped()?;
         let began = self.refuse_late_collective()?;
-        let place = Position {
+        let position = Position {
             rank: self.rank,
             size: self.ranks.len(),
             seq: call.seq,
@@ -211,7 +211,9 @@ impl CpuGroup {
         let waited = taken.map_err(|interruption| self.fail(interruption.into()))?;
         started(waited);
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = for_each_step(op, &place, &mut |step| engine.run(step, place, &mut policy));
+        let result = for_each_step(op, &position, &mut |step| {
+            engine.run(step, position, &mut policy)
+        });
         drop(engine);
         let result = result
             .map_err(|failure| self.fail(failure))

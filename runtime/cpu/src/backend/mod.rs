@@ -40,7 +40,7 @@ pub struct CpuFactory {
 }
 
 impl CpuFactory {
-    /// Opens this rank's port, opens the memory that the ranks of this host share, and publishes the address in
+    /// Opens this rank's ports, opens the memory that the ranks of this host share, and publishes the addresses in
     /// the store. Makes no connection to other hosts yet.
     ///
     /// A port is opened on one address of each interface that [`Config::socket_ifname`](rcomm_core::Config) names. If
@@ -49,9 +49,10 @@ impl CpuFactory {
     /// without a rendezvous, that of the loopback interface.
     ///
     /// # Errors
-    /// `InvalidArgument` if the configured interface cannot be used (it lists those of the host);
-    /// `Rendezvous` if the store's name does not resolve or there is no route to it; `Io` if no port can be opened, or
-    /// memory cannot be shared although the configuration requires it; `Store` if the store fails.
+    /// `InvalidArgument` if a configured interface cannot be used or too many are configured (the error lists those of
+    /// the host); `Rendezvous` if the store's name does not resolve or there is no route to it; `Io` if the interfaces
+    /// cannot be listed, a port cannot be opened, or memory cannot be shared although the configuration requires it;
+    /// `Store` if the store fails.
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
         let to_publish = std::mem::take(&mut factory.to_publish);
@@ -65,7 +66,7 @@ impl CpuFactory {
         Ok(factory)
     }
 
-    /// Works like [`open`](Self::open), but does not publish the address: the caller writes the
+    /// Works like [`open`](Self::open), but does not publish the addresses: the caller writes the
     /// [announcement](BackendFactory::announcement) to the store.
     ///
     /// # Errors
@@ -276,10 +277,11 @@ impl Backend for CpuBackend {
         let deadline = deadline.started();
         for executor in [&self.collectives, &self.messages] {
             if !executor.drain(deadline) {
-                return Err(Error::new(
-                    ErrorKind::Timeout,
-                    "issued operations have not ended",
-                ));
+                let message = format!(
+                    "issued operations of group {} have not ended before the deadline",
+                    self.context.info.name
+                );
+                return Err(Error::new(ErrorKind::Timeout, message));
             }
         }
         let closed = Error::new(ErrorKind::Closed, "the group was shut down");

@@ -355,7 +355,8 @@ fn all_outputs<'a>(
     Ok(Outputs::Even(bytes, size))
 }
 
-/// Splits the buffer into consecutive parts with these numbers of elements, whose sum the buffer has at least.
+/// Splits the buffer into consecutive parts with these numbers of elements. The buffer has at least as many elements as
+/// their sum.
 fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
     let mut rest = buffer.as_bytes().map_err(argument_failure)?;

@@ -23,9 +23,9 @@ pub(super) const MAX_ADDRESSES: usize = 64;
 /// one.
 ///
 /// # Errors
-/// `InvalidArgument` if an interface that the configuration names cannot be used or more are named than a rank may have
-/// addresses, `Rendezvous` if there is no route to the store: all list the host's interfaces. `Rendezvous` also if the store's name does not
-/// resolve. `Io` if the interfaces cannot be listed.
+/// `InvalidArgument` if an interface that the configuration names cannot be used, or if more are named than a rank may
+/// have addresses. `Rendezvous` if there is no route to the store, or if the store's name does not resolve. `Io` if the
+/// interfaces cannot be listed. All but the last two list the host's interfaces.
 pub(crate) fn choose(config: &Config) -> Result<Vec<IpAddr>> {
     let names = config.socket_ifname.as_deref().unwrap_or_default();
     let names = names.split(',').map(str::trim);
@@ -153,8 +153,8 @@ impl Interfaces {
         }
         if addresses.len() > MAX_ADDRESSES {
             let message = format!(
-                "{} network interfaces are named for the connections of one rank, which may have {MAX_ADDRESSES} \
-                 addresses. There are {self}",
+                "{} network interfaces are named, but a rank may have at most {MAX_ADDRESSES} addresses: name \
+                 fewer with RCOMM_SOCKET_IFNAME. There are {self}",
                 addresses.len()
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));

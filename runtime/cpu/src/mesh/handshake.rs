@@ -95,7 +95,7 @@ impl Decision {
     /// not a valid decision.
     pub(crate) fn reason_of(decision: Option<Self>) -> &'static str {
         match decision {
-            None => "it is not a rank",
+            None => "its answer is not that of a rank",
             Some(Self::Welcome) => "it accepted",
             Some(Self::OtherProtocol) => {
                 "it speaks another protocol, or another version of this one"

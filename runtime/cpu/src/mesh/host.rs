@@ -1,12 +1,13 @@
 //! Which ranks are on this host, and how they get access to shared memory.
 //!
 //! Ranks are neighbors if they run under one kernel, in one network and process namespace, as one user, and have the
-//! same [`Config::host_id`](rcomm_core::Config), if any. These properties together are their host's *name*. The first
-//! of them to write its rank and the name of a unix socket under `cpu/host/<name>` in the store makes the segment and
-//! listens on the socket; the others open the segment's file ([`shortcut`](super::shortcut)), or request it at the
-//! socket, with the same handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then writes
-//! a [`Note`] under `cpu/host_of/<rank>` with its host's name, or `-` if it shares no memory, so that the others know
-//! whether to look for the rank in the segment.
+//! same [`Config::host_id`](rcomm_core::Config), if any. These properties together are their host's *name*. Each of
+//! them listens on a unix socket and tries to write its rank and the socket's name under `cpu/host/<name>` in the store.
+//! The first makes the segment. The others close their sockets and open the segment's file
+//! ([`shortcut`](super::shortcut)). A rank that cannot open the file requests it at the first rank's socket, with the
+//! same handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then publishes a [`Note`]
+//! under `cpu/host_of/<rank>` with its host's name, or with `-` if it shares no memory, so that the others know with
+//! which ranks it shares memory.
 
 use super::fill_random;
 use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};
@@ -36,7 +37,7 @@ use std::time::Duration;
 
 /// The longest time-out of each read and write in the handshake with the rank that made the segment.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// The time-out of a read or write if the deadline has passed already.
+/// The shortest time-out of a read or write, which a rank uses even if its deadline has passed.
 const SHORTEST_TIME: Duration = Duration::from_millis(1);
 /// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
@@ -200,7 +201,10 @@ impl Host {
         let maker: Rank = maker.parse().map_err(|_| {
             Error::new(
                 ErrorKind::Store,
-                format!("the store has {stored:?} under {maker_key}"),
+                format!(
+                    "the store has {stored:?} under {maker_key}, instead of a rank and the name of \
+                     its socket"
+                ),
             )
         })?;
         let limit = HANDSHAKE_TIME.min(world.deadline.remaining());

@@ -142,8 +142,8 @@ impl Links {
         }
     }
 
-    /// Whether a recorded error shows that this host's own system has ended a connection to this peer. Without a
-    /// recorder always false.
+    /// Whether a noted error shows that this host's own system has ended a connection to this peer. Returns `false` if
+    /// the rank has no recorder: errors are then not noted.
     pub(crate) fn is_aborted(&self, rank: Rank) -> bool {
         lock(&self.peers)
             .get(&rank)
@@ -244,7 +244,7 @@ pub(crate) fn is_abort(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error())
 }
 
-/// Whether the error says that the system has given a connection up since nothing came from the other end.
+/// Whether the error says that the system gave up a connection because nothing came from the other end.
 fn is_silence(errno: i32) -> bool {
     let gave_up = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::NETUNREACH];
     gave_up.iter().any(|error| error.raw_os_error() == errno)

@@ -315,7 +315,7 @@ impl Listener {
                     return;
                 }
                 Err(error) => {
-                    // A caller has already closed its connection: others may still connect.
+                    // Mostly a caller has already closed its connection: others may still connect.
                     tracing::warn!(%error, "failed to accept a connection");
                     std::thread::sleep(Duration::from_millis(1));
                     return;
@@ -370,7 +370,8 @@ impl Listener {
         let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
         tracing::warn!(
             count,
-            "a caller made room for others: it had not proved the job's secret"
+            "closed the connection of a caller to make room for others: it had not proved the \
+             job's secret"
         );
     }
 

@@ -56,7 +56,8 @@ pub(super) fn attach(maker: Rank, socket: &str, identity: &Identity) -> io::Resu
     if !target.as_os_str().as_bytes().starts_with(b"/memfd:rcomm") {
         return Err(io::Error::other("the descriptor is not of shared memory"));
     }
-    // The descriptor may have changed since: this does not wait, and becomes no terminal of this process.
+    // The descriptor may have changed since: opening it must not block, and must not make a terminal the controlling
+    // one.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty())?;
     let is_proved =
@@ -82,7 +83,7 @@ mod tests {
         // The maker has not made the segment yet.
         assert!(attach(0, &socket, &neighbor).is_err());
         let segment = create(file, &identity(0, "secret")).unwrap();
-        // Neither another secret nor another maker.
+        // A rank with another secret, and one that expects another maker, cannot use it.
         assert!(attach(0, &socket, &identity(1, "other")).is_err());
         assert!(attach(1, &socket, &neighbor).is_err());
         assert!(!segment.has_entered(1));

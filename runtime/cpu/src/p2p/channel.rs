@@ -43,7 +43,7 @@ pub(super) enum Incoming {
         message: Vec<u8>,
         done: usize,
     },
-    /// A message that did not fit its receive, and is discarded.
+    /// A message that is discarded, since it did not fit its receive; `left` of its bytes have not arrived yet.
     Skip { left: u64 },
 }
 

@@ -18,8 +18,8 @@ use rcomm_core::Op;
 use rcomm_recorder::model::DType;
 
 impl PeerChannel {
-    /// Reads a message with exactly this frame before it for the receive `id`, if the message is next on the channel, no earlier
-    /// receive is posted, no message is kept for a later receive, and no reply is to be written.
+    /// Reads a message with exactly this frame before it for the receive `id`, if the message is next on the channel,
+    /// no earlier receive is posted, no message is kept for a later receive, and no reply has to be written.
     #[inline]
     fn take_next(&mut self, id: u64, frame: &[u8; FRAME_BYTES], into: &mut [u8]) -> Found {
         let first = self.waiting.front();

@@ -140,8 +140,8 @@ impl Backing {
     /// cannot change them any more. The region is not offered again.
     ///
     /// # Safety
-    /// `place` is the loan of `len` bytes of the region, which are [whole pages](Self::whole_pages), and
-    /// no thread of this process writes to them during the call.
+    /// `place` is the address, in this region, of `len` bytes that were lent ([`Exposed`](super::Exposed)) and are
+    /// [whole pages](Self::whole_pages). No thread of this process writes to them during the call.
     pub(super) unsafe fn cut_off(&self, place: NonNull<u8>, len: usize) {
         self.is_cut.store(true, Ordering::Release);
         let Ok(layout) = Layout::from_size_align(len, 1) else {

@@ -206,7 +206,11 @@ impl MappedRegions {
                     };
                     known.mapped = Some(mapped.clone());
                     if chosen.bytes.end > mapped.region().len() {
-                        let message = "a rank offers bytes that its memory does not have";
+                        let message = format!(
+                            "rank {rank} of the group offers bytes up to byte {} of a region of {} bytes",
+                            chosen.bytes.end,
+                            mapped.region().len()
+                        );
                         return Err(io::Error::other(message));
                     }
                     found = Some((mapped, chosen.bytes.clone()));

@@ -107,8 +107,8 @@ impl Registry {
     }
 }
 
-/// Whether the error means that the system does not let this process create memory that others can map, or memory of
-/// this size. Running out of memory is not a refusal.
+/// Whether the error means that the system does not let this process create memory that others can map, does not let
+/// it create memory of this size, or has no file descriptor left for it. Running out of memory is not a refusal.
 fn is_refusal(error: &io::Error) -> bool {
     let refusals = [
         Errno::PERM,

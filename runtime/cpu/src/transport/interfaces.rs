@@ -5,11 +5,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
 
-/// An address of a network interface. An interface without an address of IP has at least one entry, too.
+/// An address of a network interface. An interface without an IP address has at least one entry, too.
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) is_up: bool,
-    /// `None` if it is no address of IP.
+    /// `None` if it is not an IP address.
     pub(crate) address: Option<IpAddr>,
 }
 
@@ -36,10 +36,10 @@ pub(crate) fn entries() -> io::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Returns the address; `None` if the pointer is null, or if the address is none of IP.
+/// Returns the IP address; `None` if the pointer is null, or leads to an address of another family.
 ///
 /// # Safety
-/// The pointer is null, or leads to an address that is as long as those of its family are.
+/// The pointer is null, or leads to a complete socket address of the family that it names.
 unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
     // SAFETY: every socket address begins with its family.
     let family = unsafe { address.as_ref() }?.sa_family;

@@ -264,7 +264,7 @@ fn zero_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usi
 /// the next one could come later than an operation's time-out.
 ///
 /// # Errors
-/// Those of the system. A kernel that cannot limit the pause between retransmissions is none.
+/// Those of the system, except those of limiting the pause between retransmissions, which some kernels cannot do.
 pub(crate) fn keep_alive(
     socket: &TcpStream,
     interval: Duration,

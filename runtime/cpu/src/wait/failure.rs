@@ -31,7 +31,7 @@ pub(crate) enum Failure {
     Late(Vec<Rank>),
     /// This rank's own operation or buffers are not valid.
     Argument(Error),
-    /// The peer sent bytes that violate the protocol.
+    /// The peer sent bytes that violate the protocol; the text says what they are.
     Garbled(Rank, String),
     /// The headers of the ranks are exchanged in slots with space for `most` counts, and this operation has more.
     TooManyCounts { counts: usize, most: usize },

@@ -2,7 +2,7 @@
 //!
 //! A waiter polls for about as long as a wake-up takes. If ranks outnumber cores, the peer may need this core, so the
 //! waiter yields between polls, and polls for longer. While yields take long, it polls only briefly and does not yield
-//! ([`yielding`]). Then it sleeps, or at once if the caller has announced a long wait. It sleeps for at most ten
+//! ([`yielding`]). Then it sleeps; if the caller has announced a long wait, it sleeps at once. It sleeps for at most ten
 //! milliseconds at a time, so that it soon detects a stop, a deadline or a dead peer even without a wake-up.
 
 mod failure;

@@ -244,6 +244,7 @@ impl Chain {
     ) -> Result<(), Failure> {
         let (layout, index) = (via.layout, via.layout.index_on_host());
         let count = layout.fewest_ranks();
+        // For each stripe: the ranks whose parts are combined along it, one in each round.
         let mut items: Vec<Vec<usize>> = vec![Vec::new(); count];
         for rank in 0..position.size {
             items[layout.host_and_index(rank).1 % count].push(rank);

@@ -86,7 +86,7 @@ impl Phases for PhaseContext<'_, '_> {
         self.shm_exchange
             .inline(rank, INLINE)
             .first_chunk()
-            .expect("a line has fewer than INLINE bytes")
+            .expect("`inline` returns as many bytes as requested")
     }
 }
 

@@ -43,7 +43,7 @@ impl Mesh {
         let mut address = *next.next().ok_or(Failure::Closed)?;
         let gone = |error| Failure::Gone(handshake.to, Some(error));
         let (mut tries, mut unreachable) = (0, 0);
-        // Only time-outs are retried: a rank listens before it publishes its address, so a refusal means that
+        // A refusal is not retried: a rank listens before it publishes its addresses, so a refusal means that
         // it has ended.
         let stream = loop {
             policy

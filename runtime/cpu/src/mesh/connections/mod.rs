@@ -90,8 +90,8 @@ impl Mesh {
     /// keys and values that the caller publishes in the store for the other ranks.
     ///
     /// # Errors
-    /// `Io` if the address cannot be listened on, the thread cannot be started, or memory cannot be shared
-    /// although the configuration requires it; `Store` if the store fails.
+    /// `Io` if this rank cannot listen on an address, the thread of the rank that made the memory cannot be started, or
+    /// memory cannot be shared although the configuration requires it; `Store` if the store fails.
     pub(crate) fn open(
         world: &WorldContext,
         addresses: &[IpAddr],
@@ -352,8 +352,8 @@ impl Mesh {
 
     /// Whether `peer` is gone or cannot be reached, so that this rank need not wait for it. If no connection to `peer`
     /// is watched, opens one to find out. Returns `false` also if the store fails, if `peer` has published no
-    /// address, or if another thread is already opening the connection. Fails if the wait ends before it is known, or
-    /// if `peer` refuses the connection.
+    /// address, or if another thread is already opening the connection. Fails if the wait ends before it is known, if
+    /// the process at the peer's address refuses the handshake or is no rank, or if the address in the store is invalid.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),

@@ -12,7 +12,7 @@ pub(super) const MAX_AWAITED: usize = 12;
 /// For whom a rank had waited until a time-out when it left a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Awaited {
-    /// The rank of the world whose time-out it was: the one that left, or one that had told it.
+    /// The rank of the world that had waited: the rank that left, or another whose time-out it had learned of.
     pub(crate) by: Rank,
     /// The awaited ranks of the world. The exchange area holds the first [`MAX_AWAITED`] of them.
     pub(crate) ranks: Vec<Rank>,
@@ -71,8 +71,8 @@ impl CloseGuard {
         })
     }
 
-    /// A word of what a rank has announced: 0 is not zero once it has left, 1 holds the number of awaited ranks, 2 the rank
-    /// that waited for them, and the next hold the awaited ranks.
+    /// A word of what a rank has announced. Word 0 is 1 once it has left, word 1 holds the number of awaited ranks, word 2
+    /// the rank that waited for them, and the next ones hold the awaited ranks.
     fn left(&self, rank: usize, word: usize) -> &AtomicU32 {
         self.control.word(rank * CONTROL + 3 * LINE + 4 * word)
     }

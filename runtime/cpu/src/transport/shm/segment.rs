@@ -276,7 +276,7 @@ impl Segment {
     /// Returns `CorePerRank` if each rank that now has the segment can have a processor to itself, else
     /// `Oversubscribed` ([`wait_mode_of`]).
     ///
-    /// If sets of processors overlap without one containing the other, it may wrongly be [`WaitMode::CorePerRank`].
+    /// If sets of processors overlap without one containing the other, the result may wrongly be `CorePerRank`.
     pub(crate) fn wait_mode(&self) -> WaitMode {
         let sets = (0..self.world_size).filter_map(|rank| {
             let entry = HEAD + rank * RANK_ENTRY_LEN;
@@ -437,8 +437,8 @@ impl Segment {
     /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept. A claim that was counted before the
     /// call is found.
     ///
-    /// Reads only entries that may be the group's: all of them are 320 KiB, whose page faults a rank would take while it
-    /// starts.
+    /// Reads only the entries that may be the group's. The two tables have 320 KiB together: to read all of it, a rank
+    /// that starts would have to wait for many page faults.
     fn answer_to(&self, key: u64) -> Option<Option<usize>> {
         let is_entry_of_group = |&index: &usize| {
             let entry = self.group_entry(index);
@@ -456,7 +456,7 @@ impl Segment {
         refused.then_some(None)
     }
 
-    /// Does the part of [`area_of`](Self::area_of) of ranks other than rank 0: waits for the result of the claim.
+    /// Works like [`area_of`](Self::area_of) on ranks other than rank 0: waits for the result of the claim.
     fn find(
         &self,
         key: u64,

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Offset of the group's decision on a phase that is given up: on a cache line of the first rank that holds nothing
-/// else that is written.
+/// Offset of the group's decision on a phase that is given up. It is among the control words of the first rank, on a
+/// cache line of its own.
 const OUTCOME: usize = 3 * LINE + 64;
 const _: () = assert!(3 * LINE + 4 * (3 + MAX_AWAITED) <= OUTCOME);
 
@@ -121,7 +121,7 @@ impl ShmExchange {
         })
     }
 
-    /// Returns whether huge pages could be requested; an error only by the first call. Without huge pages the area
+    /// Returns whether huge pages could be requested; only the first call returns the error. Without huge pages the area
     /// works, but is slower. Success does not mean that the area has huge pages: most systems provide none for it.
     pub(crate) fn huge_pages(&mut self) -> io::Result<()> {
         self.huge_pages.take().unwrap_or(Ok(()))

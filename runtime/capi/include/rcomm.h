@@ -607,8 +607,8 @@ int32_t rcomm_stream_raw(const struct rcomm_stream *stream,
 // `stream` is a valid handle; `ordinal` may be written.
 int32_t rcomm_stream_device(const struct rcomm_stream *stream, uint32_t *ordinal);
 
-// Waits until all work that was enqueued on the stream is done: without a deadline, so not where work waits for other
-// ranks.
+// Waits without a deadline until all work that was enqueued on the stream is done. Do not call this while such work may
+// wait for other ranks.
 //
 // # Safety
 // `stream` is a valid handle.
@@ -638,8 +638,8 @@ int32_t rcomm_device_new(const struct rcomm_stream *stream,
 int32_t rcomm_device_address(const struct rcomm_device_memory *memory,
                              void **address);
 
-// Copies `count` elements of the host, as many as there are, to the device, after the work that is enqueued on the
-// stream. Waits for the copy.
+// Copies `count` elements of the host to the device, after the work that is enqueued on the stream. `count` is the
+// number of elements that `memory` has. Waits for the copy.
 //
 // # Safety
 // `memory` is a valid handle; `count` elements lie at `elements`.
@@ -647,8 +647,8 @@ int32_t rcomm_device_fill(const struct rcomm_device_memory *memory,
                           const void *elements,
                           size_t count);
 
-// Copies the elements to `count` elements of the host, as many as there are, after the work that is enqueued on the
-// stream. Waits for the copy.
+// Copies the elements to `count` elements of the host, after the work that is enqueued on the stream. `count` is the
+// number of elements that `memory` has. Waits for the copy.
 //
 // # Safety
 // `memory` is a valid handle; `count` elements may be written at `elements`.
@@ -769,8 +769,9 @@ int32_t rcomm_end_coalescing(const struct rcomm_group *group,
                              struct rcomm_work **work);
 
 // Writes how long NCCL expects the collective that was kept since `rcomm_start_coalescing` to take on the device, in
-// nanoseconds, and drops it: nothing is sent. All members call this with the same collective; for more than one it fails
-// with `RCOMM_INVALID_ARGUMENT`, where the backend has no model of it with `RCOMM_UNSUPPORTED`.
+// nanoseconds, and drops it: nothing is sent. All members call this with the same collective. It fails with
+// `RCOMM_INVALID_ARGUMENT` if not exactly one operation was kept, and with `RCOMM_UNSUPPORTED` if the backend has no
+// model of the operation.
 //
 // # Safety
 // `group` is a valid handle; `nanoseconds` may be written.
@@ -1264,12 +1265,13 @@ int32_t rcomm_reducer_new(const struct rcomm_group *group,
 // call `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step.
 // `rebuild_buckets`: `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the
 // type in which gradients are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}`
-// sends, after the first `start` steps, two thin matrices of this rank (not a process's rank) in place of each
-// gradient that they make at most half as large, and `{"batched_power_sgd": {"rank": 1, "start": 10}}` in place of
-// each bucket; `{"post_local_sgd": {"ranks": 4, "start": 100}}` averages, after the first `start` steps, only among
-// each 4 ranks that follow each other in the group (1 = each goes on alone), and the program averages the parameters
-// over all ranks every few steps. `shapes`: a list of a shape for each parameter, with as many elements as `lens`
-// says; without it each has one dimension. `sparse`: the positions of parameters whose gradients are given as rows
+// sends, after the first `start` steps, two thin matrices in place of each gradient that is at least twice as large as
+// they are (`rank` is the rank of these matrices, not that of a process), and
+// `{"batched_power_sgd": {"rank": 1, "start": 10}}` sends two in place of each bucket;
+// `{"post_local_sgd": {"ranks": 4, "start": 100}}` averages, after the first `start` steps, only among each 4 ranks
+// that follow each other in the group (1 = each goes on alone), and the program averages the parameters over all ranks
+// every few steps. `shapes`: a list of a shape for each parameter, with as many elements as `lens` says; without it
+// each has one dimension. `sparse`: the positions of parameters whose gradients are given as rows
 // (`rcomm_reducer_ready_sparse`). `delayed`: the positions of parameters whose gradients are sent in one bucket behind
 // all others, or behind that of the parameter `delayed_until`.
 //
@@ -1722,8 +1724,8 @@ int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
 
 // Maps the part of `peer` into this process's address space, until the window is closed or freed: writes the part's
 // address to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
-// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, or was not made by
-// `rcomm_window_allocate`.
+// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, was not made by `rcomm_window_allocate`, or
+// could not be mapped.
 //
 // # Safety
 // `window` is a valid handle; `start` and `bytes` may be written.

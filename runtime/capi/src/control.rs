@@ -102,7 +102,7 @@ pub unsafe extern "C" fn rcomm_handle(
     context: *mut c_void,
 ) -> i32 {
     call(|| {
-        // Released after every error.
+        // It is dropped after every error, which calls `release`.
         let context = Context { release, context };
         let answer = handler.ok_or_else(|| refused("the function that answers is NULL"))?;
         let handler = Handler { answer, context };

@@ -120,8 +120,8 @@ pub unsafe extern "C" fn rcomm_stream_device(stream: *const Stream, ordinal: *mu
     })
 }
 
-/// Waits until all work that was enqueued on the stream is done: without a deadline, so not where work waits for other
-/// ranks.
+/// Waits without a deadline until all work that was enqueued on the stream is done. Do not call this while such work may
+/// wait for other ranks.
 ///
 /// # Safety
 /// `stream` is a valid handle.
@@ -184,8 +184,8 @@ pub unsafe extern "C" fn rcomm_device_address(
     })
 }
 
-/// Copies `count` elements of the host, as many as there are, to the device, after the work that is enqueued on the
-/// stream. Waits for the copy.
+/// Copies `count` elements of the host to the device, after the work that is enqueued on the stream. `count` is the
+/// number of elements that `memory` has. Waits for the copy.
 ///
 /// # Safety
 /// `memory` is a valid handle; `count` elements lie at `elements`.
@@ -205,8 +205,8 @@ pub unsafe extern "C" fn rcomm_device_fill(
     })
 }
 
-/// Copies the elements to `count` elements of the host, as many as there are, after the work that is enqueued on the
-/// stream. Waits for the copy.
+/// Copies the elements to `count` elements of the host, after the work that is enqueued on the stream. `count` is the
+/// number of elements that `memory` has. Waits for the copy.
 ///
 /// # Safety
 /// `memory` is a valid handle; `count` elements may be written at `elements`.

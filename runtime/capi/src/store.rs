@@ -6,11 +6,11 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The time for each further key of a list after the time for the whole list has passed.
+/// How long each further key of a list is looked for once the time for the whole list has passed.
 const MIN_KEY_TIMEOUT: Duration = Duration::from_millis(1);
 /// How many times `append` tries to set the key: a try fails if another rank has changed the key meanwhile.
 const APPEND_TRIES: usize = 10_000;
-/// Maximum size of a value, in bytes.
+/// Maximum size in bytes of a value, or of a handler's answer.
 const MAX_VALUE_BYTES: usize = 64 << 20;
 
 /// The place for the value that a function of a store has read: see `rcomm_value_set`.
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn rcomm_value_set(
         let value = unsafe { borrow(value, "the value")? };
         if length > MAX_VALUE_BYTES {
             return Err(refused(format!(
-                "the value has {length} bytes, and a store's values have {MAX_VALUE_BYTES} at most"
+                "the value has {length} bytes, and may have {MAX_VALUE_BYTES} at most"
             )));
         }
         // SAFETY: `bytes` is NULL, or holds `length` bytes that stay unchanged during the call.

@@ -150,7 +150,7 @@ fn run_on_devices(source: &str, scenario: &str) {
             .env("RCOMM_NCCL_LIB", &simulator)
             .env("RCOMM_CUDA_LIB", &simulator)
             .env("RCOMM_NCCL_RAS", "0")
-            // NCCL has no estimates without.
+            // NCCL has no estimates without it.
             .env("RCOMM_NCCL_BLOCKING", "1");
     });
     for rank in 0..2 {
@@ -195,7 +195,7 @@ fn a_handler_of_a_c_program_answers_at_its_endpoint() {
         ask("rate?step=7&rate=0.5").filter(|answer| !answer.starts_with("HTTP/1.1 404"))
     });
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    // In the order of the names.
+    // The parameters come in the order of their names.
     assert!(answer.contains("2 rate=0.5"), "{answer}");
     let failed = ask("rate").unwrap();
     assert!(failed.starts_with("HTTP/1.1 400"), "{failed}");

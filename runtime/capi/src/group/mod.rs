@@ -112,7 +112,7 @@ pub unsafe extern "C" fn rcomm_split(
             ..0 => None,
             _ => Some(u32::try_from(color).map_err(|_| {
                 let message = format!(
-                    "the color {color} is above {}: negative colors are none",
+                    "the color {color} is above {}: pass a smaller one, or a negative one for no group",
                     u32::MAX
                 );
                 refused(message)
@@ -273,8 +273,9 @@ pub unsafe extern "C" fn rcomm_end_coalescing(
 }
 
 /// Writes how long NCCL expects the collective that was kept since `rcomm_start_coalescing` to take on the device, in
-/// nanoseconds, and drops it: nothing is sent. All members call this with the same collective; for more than one it fails
-/// with `RCOMM_INVALID_ARGUMENT`, where the backend has no model of it with `RCOMM_UNSUPPORTED`.
+/// nanoseconds, and drops it: nothing is sent. All members call this with the same collective. It fails with
+/// `RCOMM_INVALID_ARGUMENT` if not exactly one operation was kept, and with `RCOMM_UNSUPPORTED` if the backend has no
+/// model of the operation.
 ///
 /// # Safety
 /// `group` is a valid handle; `nanoseconds` may be written.
@@ -291,7 +292,7 @@ pub unsafe extern "C" fn rcomm_estimate_coalesced(
         let [op] = &ops[..] else {
             let count = ops.len();
             return Err(refused(format!(
-                "the block has {count} operations, and one at a time is estimated"
+                "the block has {count} operations: keep exactly one to have it estimated"
             )));
         };
         let expected = u64::try_from(group.core.estimate(op)?.as_nanos()).unwrap_or(u64::MAX);

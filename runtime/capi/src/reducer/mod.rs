@@ -264,12 +264,13 @@ pub unsafe extern "C" fn rcomm_reducer_new(
 /// call `rcomm_reducer_join`. `static_graph`: `true` if each rank uses the same parameters in each step.
 /// `rebuild_buckets`: `false` if buckets are not formed anew after the first step. `wire`: `"f16"` or `"bf16"`, the
 /// type in which gradients are sent. `hook`: `"int8"` sends them in 8 bits; `{"power_sgd": {"rank": 2, "start": 10}}`
-/// sends, after the first `start` steps, two thin matrices of this rank (not a process's rank) in place of each
-/// gradient that they make at most half as large, and `{"batched_power_sgd": {"rank": 1, "start": 10}}` in place of
-/// each bucket; `{"post_local_sgd": {"ranks": 4, "start": 100}}` averages, after the first `start` steps, only among
-/// each 4 ranks that follow each other in the group (1 = each goes on alone), and the program averages the parameters
-/// over all ranks every few steps. `shapes`: a list of a shape for each parameter, with as many elements as `lens`
-/// says; without it each has one dimension. `sparse`: the positions of parameters whose gradients are given as rows
+/// sends, after the first `start` steps, two thin matrices in place of each gradient that is at least twice as large as
+/// they are (`rank` is the rank of these matrices, not that of a process), and
+/// `{"batched_power_sgd": {"rank": 1, "start": 10}}` sends two in place of each bucket;
+/// `{"post_local_sgd": {"ranks": 4, "start": 100}}` averages, after the first `start` steps, only among each 4 ranks
+/// that follow each other in the group (1 = each goes on alone), and the program averages the parameters over all ranks
+/// every few steps. `shapes`: a list of a shape for each parameter, with as many elements as `lens` says; without it
+/// each has one dimension. `sparse`: the positions of parameters whose gradients are given as rows
 /// (`rcomm_reducer_ready_sparse`). `delayed`: the positions of parameters whose gradients are sent in one bucket behind
 /// all others, or behind that of the parameter `delayed_until`.
 ///

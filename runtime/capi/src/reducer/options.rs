@@ -139,7 +139,7 @@ impl GivenOptions {
         for (key, value) in object {
             let bytes = || {
                 let size = size(value).filter(|&size| size > 0);
-                take(key, value, "a number of bytes from 1 on", size)
+                take(key, value, "a whole number of bytes, at least 1", size)
             };
             let flag = || take(key, value, "true or false", value.as_bool());
             match key.as_str() {
@@ -171,7 +171,7 @@ impl GivenOptions {
                 }
                 "hook" => {
                     let expected =
-                        r#""int8", or an object as {"power_sgd": {"rank": 2, "start": 10}}"#;
+                        r#""int8", or an object such as {"power_sgd": {"rank": 2, "start": 10}}"#;
                     given.hook = take(key, value, expected, hook(value))?;
                 }
                 "sparse" => {
@@ -188,7 +188,7 @@ impl GivenOptions {
                 }
                 "shapes" => {
                     let shapes = list(value, |shape| list(shape, Value::as_u64));
-                    let expected = "a list of a shape for each parameter, as [[2, 3], [4]]";
+                    let expected = "a list of a shape for each parameter, such as [[2, 3], [4]]";
                     given.shapes = Some(take(key, value, expected, shapes)?);
                 }
                 _ => return Err(refused(format!("a reducer has no option {key:?}"))),

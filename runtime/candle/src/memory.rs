@@ -128,9 +128,12 @@ pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
             .iter()
             .map(|&extent| extent as usize)
             .collect();
-        let vec: Vec<T> = buffer
-            .into_vec()
-            .map_err(|buffer| unsupported(format!("{buffer:?} does not own its memory")))?;
+        let vec: Vec<T> = buffer.into_vec().map_err(|_| {
+            unsupported(
+                "a buffer that does not own its memory cannot become a tensor: pass a copy of it \
+                     (Buffer::to_owned)",
+            )
+        })?;
         let tensor = Tensor::from_vec(vec, dims, &candle_core::Device::Cpu);
         tensor.map_err(from_candle)
     }
@@ -153,10 +156,14 @@ pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
 fn range_of(layout: &Layout) -> Result<Range<usize>> {
     let offsets = layout.contiguous_offsets();
     let (start, end) = offsets.ok_or_else(|| {
+        let list = |numbers: &[usize]| {
+            let numbers: Vec<String> = numbers.iter().map(usize::to_string).collect();
+            numbers.join(", ")
+        };
         let message = format!(
-            "a tensor of shape {:?} and strides {:?} is not contiguous: call contiguous() first",
-            layout.dims(),
-            layout.stride()
+            "a tensor of shape ({}) and strides ({}) is not contiguous: call contiguous() first",
+            list(layout.dims()),
+            list(layout.stride())
         );
         Error::new(ErrorKind::InvalidArgument, message)
     })?;

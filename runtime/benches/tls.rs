@@ -1,9 +1,9 @@
 //! Measures what TLS costs: all_reduce over TCP and requests to the store, without and with TLS, in turn.
 //!
 //! The two ranks are threads of this process. They use the loopback interface, which is faster than any network:
-//! between hosts the share of TLS is smaller. Each pair of numbers is the median and the least of the rounds' means, or
-//! the ratio of these with TLS to those without. Rounds with and without TLS alternate, so that other load affects
-//! both.
+//! between hosts the share of TLS is smaller. Each row has, for plain TCP and for TLS, the median and the least of the
+//! rounds' means, and then the two ratios of TLS to plain TCP. Rounds with and without TLS alternate, so that other load
+//! affects both.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
@@ -124,7 +124,7 @@ fn main() {
     let together = Barrier::new(2);
     println!(
         "{:<24} {:>10} {:>10} {:>10} {:>10} {:>7} {:>7}",
-        "µs", "plain", "least", "TLS", "least", "ratio", "least"
+        "operation, times in µs", "plain", "least", "TLS", "least", "ratio", "least"
     );
     std::thread::scope(|scope| {
         for rank in 0..2 {

@@ -4,7 +4,7 @@ use crate::align::p2p::Messages;
 use crate::align::pending::pending_of;
 use crate::align::record::{Extent, Op, Record};
 use crate::align::{Aligned, RecordIx, Taken};
-use crate::judge::records::refused::RAISED;
+use crate::judge::life::raised::RAISED;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use serde::{Deserialize, Serialize};

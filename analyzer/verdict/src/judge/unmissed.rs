@@ -6,6 +6,7 @@ use crate::align::RecordIx;
 use crate::judge::check::first_recorded_failure;
 use crate::judge::context::Context;
 use crate::judge::life::ending::format_exit;
+use crate::judge::life::raised::{began_ns, went_on};
 use crate::report::Verdict;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
@@ -27,8 +28,10 @@ pub(crate) fn of(ctx: &Context<'_>, verdict: Verdict) -> Option<String> {
 fn raised(ctx: &Context<'_>) -> Option<String> {
     let records = 0..ctx.aligned.records.len();
     let mut raised: Vec<RecordIx> = records
-        .filter(|&record| ctx.raised(record).is_some() && !went_on(ctx, record))
+        .filter(|&record| ctx.raised(record).is_some() && !went_on(&ctx.aligned.records[record]))
         .collect();
+    // The others may have raised because of the first.
+    raised.sort_by_key(|&record| (began_ns(ctx.aligned, record), record));
     raised.dedup_by_key(|record| ctx.aligned.records[*record].rank);
     let &first = raised.first()?;
     let each = raised
@@ -49,17 +52,6 @@ fn raised(ctx: &Context<'_>) -> Option<String> {
          long, as far as is recorded: look at {their}",
         format_ranks(&ranks[..1])
     ))
-}
-
-/// Whether a rank has issued an operation since its phase began: then the program has caught the exception.
-fn went_on(ctx: &Context<'_>, record: RecordIx) -> bool {
-    let full_record = &ctx.aligned.records[record];
-    let since = full_record
-        .status
-        .as_ref()
-        .map_or(0, |status| status.phase_since_ns);
-    let newest = full_record.ops.last();
-    since > 0 && newest.is_some_and(|op| op.created_ns > since)
 }
 
 /// The sentence on ranks whose processes are gone and did not end in order; `None` if there are none. If operations are

@@ -2,6 +2,7 @@
 //! for it yet, or ranks have stopped communicating.
 
 use crate::job::{State, alive, at, closed, dead, fails, launch, record};
+use crate::root;
 use rcomm_recorder::model::{FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
@@ -64,6 +65,15 @@ fn a_rank_that_raised_is_shown_before_another_waits_for_it() {
         dumps[index].entries.push(entry);
     }
     assert!(note(&judge_live(&dumps, 11.0)).starts_with(expected));
+    // The rank that raised first may be why another did.
+    let mut both = job(10.5);
+    both[0].status = both[1].status.clone();
+    let later = both[0].status.as_mut().expect("the record has a status");
+    later.phase_since_ns = at(10.7);
+    let expected = "rank 1 is in phase `raised ValueError: bad batch`, as an exception that leaves a program is \
+                    recorded; rank 0 ended so, too; no rank has waited for them for long";
+    let report = judge_live(&both, 11.0);
+    assert!(note(&report).starts_with(expected), "{report:?}");
     // A program that issued operations since has caught the exception.
     assert_eq!(judge_live(&job(9.0), 11.0).verdict, Verdict::Healthy);
 }
@@ -268,4 +278,59 @@ fn a_job_of_few_operations_that_has_fallen_silent_is_not_called_healthy() {
     let expected = "no rank has issued an operation since 13:00:00 UTC, and none is pending: the job may hang in code \
                     that records nothing; the stacks of its ranks show where";
     assert_eq!(note(&report), expected);
+}
+
+const DONE: (f64, State) = (0.0, State::Done(0.1));
+
+/// The records of four ranks, with the operations of rank 1, whose phase begins at 1.2 s, and those of the others.
+fn named_phase(phase: &str, of_1: &[(f64, State)], of_others: &[(f64, State)]) -> Vec<Dump> {
+    let dump_of = |rank| {
+        let dump = record(rank, 4, if rank == 1 { of_1 } else { of_others });
+        alive(dump, 2.3)
+    };
+    let mut dumps: Vec<Dump> = (0..4).map(dump_of).collect();
+    let status = dumps[1].status.as_mut().expect("the record has a status");
+    status.phase = phase.to_owned();
+    status.phase_since_ns = at(1.2);
+    dumps
+}
+
+#[test]
+fn a_rank_whose_program_an_exception_has_left_is_named_before_the_others_are_overdue() {
+    const RAISED: &str = "raised ValueError: bad batch";
+    let wait = [DONE, (1.0, State::Pending)];
+    let dumps = named_phase(RAISED, &[DONE], &wait);
+    let report = judge_live(&dumps, 2.3);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let expected = "rank 1 never issued all_reduce #2 on group default_pg; 3 ranks have waited 1.3 s; it last issued \
+                    all_reduce #1 on group default_pg, phase `raised ValueError: bad batch`";
+    assert_eq!(report.findings[0].sentence, expected);
+    // The exception may be about to end the process.
+    assert!(judge_live(&dumps, 2.1).findings.is_empty());
+    // The process, which takes long to end, has closed its connections.
+    let failed = [DONE, (1.0, State::Failed(1.4))];
+    let report = judge_live(&named_phase(RAISED, &[DONE], &failed), 2.3);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    // An operation that failed before is not why it failed.
+    let before = [DONE, (1.0, State::Failed(1.1))];
+    let report = judge_live(&named_phase(RAISED, &[DONE], &before), 2.3);
+    assert_ne!(
+        report.findings.first().map(|first| first.code),
+        Some(Code::E101)
+    );
+}
+
+#[test]
+fn a_rank_that_may_come_in_another_phase_or_after_an_exception_is_not_named_before_the_others_are_overdue()
+ {
+    let wait = [DONE, (1.0, State::Pending)];
+    for phase in ["evaluation", "raised KeyboardInterrupt"] {
+        let report = judge_live(&named_phase(phase, &[DONE], &wait), 2.3);
+        assert!(report.findings.is_empty(), "{report:?}");
+    }
+    // The program has caught the exception, since it has issued another operation.
+    let more = [DONE, (1.9, State::Done(2.0))];
+    let wait = [more[0], more[1], (2.1, State::Pending)];
+    let report = judge_live(&named_phase("raised ValueError", &more, &wait), 2.3);
+    assert!(report.findings.is_empty(), "{report:?}");
 }

@@ -4,7 +4,7 @@ use super::{Context, OpRef};
 use crate::align::pending::{Arrival, PendingKind};
 use crate::align::record::{NONE, Op};
 use crate::align::{GroupIx, RecordIx, event};
-use crate::judge::records::refused::RAISED;
+use crate::judge::life::raised::{self, RAISED};
 use crate::judge::waits::wait_graph::Place;
 use crate::report::format::printable;
 use crate::report::{FrameRef, SeqKind};
@@ -435,13 +435,9 @@ impl Context<'_> {
         text
     }
 
-    /// The phase that a rank named last; `None` if it named none, or if the phase began when the job was being ended.
+    /// The phase that a rank named last ([`raised::phase`]).
     pub(crate) fn phase(&self, record: RecordIx) -> Option<&str> {
-        let status = self.aligned.records[record].status.as_ref()?;
-        // Such a phase, for example of an exception, does not show what the rank did before.
-        let offset = self.aligned.offsets_ns[record];
-        let began = status.phase_since_ns.saturating_sub(offset);
-        (!status.phase.is_empty() && !self.life.is_being_ended(began)).then_some(&*status.phase)
+        raised::phase(self.aligned, self.life, record)
     }
 
     /// The phase of a rank ([`phase`](Self::phase)) if it is that of an exception that ends the program; else `None`.

@@ -11,6 +11,7 @@ mod gave_up;
 pub(crate) mod interrupted;
 mod order;
 mod outlived;
+pub(crate) mod raised;
 
 use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};

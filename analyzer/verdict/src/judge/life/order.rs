@@ -5,6 +5,7 @@ use super::outlived::Outlived;
 use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
+use crate::judge::life::raised::INTERRUPTED;
 use crate::judge::overcome::{is_history, is_overcome};
 use rcomm_recorder::model::{EntryState, Failure, FailureKind, Rank};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -13,8 +14,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const PEERS_NOTICE_NS: i64 = 3_000_000_000;
 /// The name of the CPU backend in records.
 const CPU: &str = "cpu";
-/// The beginning of the phase that the recorder for PyTorch notes for the exception of SIGINT.
-const INTERRUPTED: &str = "raised KeyboardInterrupt";
 /// Ranks that note within this time, ns, that a signal asked them to end, were asked at one time, even on a busy host.
 const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
 /// Clocks of which no operation shows how they are related differ by less than this, ns.

@@ -5,12 +5,11 @@
 //! operation. A call whose exception ends the program has no successor.
 
 use crate::align::record::{Op, Record};
+use crate::judge::life::raised::RAISED;
 use rcomm_recorder::model::{EntryState, OpType};
 use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
-/// The beginning of the phase that the recorder notes for an exception that ends the program.
-pub(crate) const RAISED: &str = "raised ";
 /// Such a phase begins within this time of a call that was refused, ns.
 const SOON_NS: i64 = 1_000_000_000;
 /// A last call that lasted longer than this, ms, may have waited for others.

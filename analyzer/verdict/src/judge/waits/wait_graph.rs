@@ -15,6 +15,7 @@ use crate::align::p2p::{self, Counterpart, Half, Messages};
 use crate::align::pending::{Arrival, Pending, PendingKind, active_ns, front_is_lost, pending_of};
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::life::Life;
+use crate::judge::life::raised::has_left;
 use crate::judge::overcome::is_history;
 use crate::judge::policy::{Policy, now_ns, own_written_ns};
 use crate::judge::waits::components::components;
@@ -65,8 +66,9 @@ pub(crate) struct WaitGraph {
     /// For each record: whether each of its unfinished operations is overdue. Outside of a snapshot, all are in which a
     /// rank may wait ([`is_a_wait`]).
     pub(super) overdue: Vec<Vec<bool>>,
-    /// For each record: whether the end of its process is a cause.
-    went_first: Vec<bool>,
+    /// For each record: whether its rank issues nothing more: the end of its process is a cause, or an exception has left
+    /// its program.
+    issues_no_more: Vec<bool>,
     pub(crate) places: Vec<Place>,
     /// For each place: the ranks that have arrived.
     pub(crate) arrived: Vec<Vec<Node>>,
@@ -107,10 +109,11 @@ impl WaitGraph {
         let mut graph = Self {
             pending: Vec::new(),
             overdue: Vec::new(),
-            went_first: aligned
-                .records
-                .iter()
-                .map(|record| life.went_first(record.rank))
+            issues_no_more: (0..aligned.records.len())
+                .map(|record| {
+                    life.went_first(aligned.records[record].rank)
+                        || has_left(aligned, policy, life, record)
+                })
                 .collect(),
             places: Vec::new(),
             arrived: Vec::new(),
@@ -225,19 +228,19 @@ impl WaitGraph {
         self.overdue[record][pending]
     }
 
-    /// Whether there is something to judge: an overdue operation, or a process whose end is a cause. A wait for a dead
-    /// process does not become more certain with age.
+    /// Whether there is something to judge: an overdue operation, or a rank that issues nothing more. A wait for such a
+    /// rank does not become more certain with age.
     fn is_anything_due(&self) -> bool {
         let mut overdue = self.overdue.iter().flatten();
-        overdue.any(|&overdue| overdue) || self.went_first.iter().any(|&first| first)
+        overdue.any(|&overdue| overdue) || self.issues_no_more.iter().any(|&ended| ended)
     }
 
-    /// For each node: whether a wait that leads to it is due, because it is overdue or because a rank that it needs has
-    /// died. Other young operations may complete at any moment.
+    /// For each node: whether a wait that leads to it is due, because it is overdue or because a rank that it needs
+    /// issues nothing more. Other young operations may complete at any moment.
     pub(crate) fn due(&self, aligned: &Aligned<'_>) -> Vec<bool> {
-        let dead = |node: Node| {
+        let has_ended = |node: Node| {
             let mut records = aligned.records_of(aligned.expected[node]);
-            records.any(|record| self.went_first[record])
+            records.any(|record| self.issues_no_more[record])
         };
         let mut due = vec![false; self.ranks + self.places.len()];
         let spread = |from: Vec<Node>, due: &mut Vec<bool>| {
@@ -250,12 +253,12 @@ impl WaitGraph {
         };
         let overdue = (0..self.places.len()).filter(|&place| self.is_place_overdue(aligned, place));
         spread(overdue.map(|place| place + self.ranks).collect(), &mut due);
-        // At a young place only the dead are missed for certain: the others may be on their way.
+        // At a young place only such ranks are missed for certain: the others may be on their way.
         for place in 0..self.places.len() {
             let missing = self.missing[place].iter().map(|&(node, _)| node);
-            let gone: Vec<Node> = missing.filter(|&node| dead(node)).collect();
-            if !gone.is_empty() {
-                spread(gone, &mut due);
+            let ended: Vec<Node> = missing.filter(|&node| has_ended(node)).collect();
+            if !ended.is_empty() {
+                spread(ended, &mut due);
                 due[place + self.ranks] = true;
             }
         }

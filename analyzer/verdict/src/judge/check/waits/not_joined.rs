@@ -10,6 +10,7 @@ use crate::align::{Group, Presence, retiring_is_all};
 use crate::judge::check::Check;
 use crate::judge::check::waits::at_work::may_still_come;
 use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::life::raised::{began_ns, has_left};
 use crate::judge::outdated::taken_early;
 use crate::judge::silence::unmade_in_words;
 use crate::judge::waits::missed::first_missed;
@@ -41,7 +42,7 @@ impl Check for NotJoined {
             }
             if let Some((place, why)) = first_missed(ctx, node)
                 && matches!(ctx.graph.places[place], Place::Collective { .. })
-                && !ctx.failed_at_once(place)
+                && (!ctx.failed_at_once(place) || had_left(ctx, place, node))
                 && !lost
                     .entry(place)
                     .or_insert_with(|| lost_others(ctx, place))
@@ -75,6 +76,22 @@ impl Check for NotJoined {
         });
         drafts.collect()
     }
+}
+
+/// Whether an exception had left the program of this rank before the operation of a place failed: the end of its process
+/// closes connections.
+fn had_left(ctx: &Context<'_>, place: usize, node: Node) -> bool {
+    let ops = ctx.ops_of(place).into_iter();
+    let failed = ops.filter_map(|(record, position)| {
+        let failed_ns = ctx.aligned.op(record, position).failed_ns()?;
+        Some(failed_ns.saturating_sub(ctx.aligned.offsets_ns[record]))
+    });
+    let first_failed_ns = failed.min();
+    let mut records = ctx.aligned.records_of(ctx.rank(node));
+    records.any(|record| {
+        has_left(ctx.aligned, ctx.policy, ctx.life, record)
+            && began_ns(ctx.aligned, record) <= first_failed_ns
+    })
 }
 
 /// The ranks that are missing at a place because they lost others, which are missing there too, in a call that records

@@ -1,0 +1,55 @@
+//! Tells which programs an exception has left. The recorder for PyTorch notes such an exception as a phase of the rank.
+
+use crate::align::record::Record;
+use crate::align::{Aligned, RecordIx};
+use crate::judge::life::Life;
+use crate::judge::policy::{Policy, now_ns};
+
+/// The beginning of the phase that the recorder notes for an exception that ends the program.
+pub(crate) const RAISED: &str = "raised ";
+/// The beginning of the phase that it notes for the exception of SIGINT.
+pub(crate) const INTERRUPTED: &str = "raised KeyboardInterrupt";
+
+/// The phase that a rank named last; `None` if it named none, or if the phase began when the job was being ended.
+pub(crate) fn phase<'a>(
+    aligned: &'a Aligned<'_>,
+    life: &Life,
+    record: RecordIx,
+) -> Option<&'a str> {
+    let status = aligned.records[record].status.as_ref()?;
+    // Such a phase, for example of an exception, does not show what the rank did before.
+    let is_of_end = life.is_being_ended(began_ns(aligned, record)?);
+    (!status.phase.is_empty() && !is_of_end).then_some(&*status.phase)
+}
+
+/// When the phase of a rank began, common time, ns.
+pub(crate) fn began_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
+    let since_ns = aligned.records[record].status.as_ref()?.phase_since_ns;
+    Some(since_ns.saturating_sub(aligned.offsets_ns[record]))
+}
+
+/// Whether a rank has issued an operation since its phase began: then the program has caught the exception.
+pub(crate) fn went_on(record: &Record) -> bool {
+    let since = record
+        .status
+        .as_ref()
+        .map_or(0, |status| status.phase_since_ns);
+    let newest = record.ops.last();
+    since > 0 && newest.is_some_and(|op| op.created_ns > since)
+}
+
+/// Whether an exception has left the program of a rank, [`Policy::SETTLE`] ago or longer: the rank issues nothing more,
+/// though its process may take long to end. An interrupt does not count: it may be about to end all ranks.
+pub(crate) fn has_left(
+    aligned: &Aligned<'_>,
+    policy: &Policy,
+    life: &Life,
+    record: RecordIx,
+) -> bool {
+    let is_fault = |phase: &str| phase.starts_with(RAISED) && !phase.starts_with(INTERRUPTED);
+    let age = began_ns(aligned, record).zip(now_ns(aligned, policy));
+    let age = age.map_or(0, |(began, now)| now.saturating_sub(began));
+    u128::try_from(age).is_ok_and(|age| age >= Policy::SETTLE.as_nanos())
+        && phase(aligned, life, record).is_some_and(is_fault)
+        && !went_on(&aligned.records[record])
+}

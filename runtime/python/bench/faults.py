@@ -83,6 +83,8 @@ for step, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
 _STATE = r": process \d+ (has ended|is alive: a signal has stopped it)"
 _UNPREPARED = rf"now: rank {_RANK} in |rank {_RANK}{_STATE}"
 _OTHERS = rf"rank [^{_RANK}]{_STATE}"
+# The verdict and its first finding, with the phase of the rank at fault at its end, take about this many words.
+_FIRST_WORDS = 60
 # What the first lines of a right answer hold, besides the rank.
 _FAULTS = {
     "sleep": r"never issued",
@@ -176,7 +178,7 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
                 answer = found[0] if found else " ".join(output.split()[:40])
                 is_right = found is not None and re.search(_OTHERS, output) is None
             else:
-                answer = " ".join(done.stdout.split()[:40])
+                answer = " ".join(done.stdout.split()[:_FIRST_WORDS])
                 found = re.search(_FAULTS[fault], answer) and re.search(rf"rank {_RANK}\b", answer)
                 is_right = found is not None and done.returncode == 1
             if is_right:

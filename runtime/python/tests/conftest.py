@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch.distributed as dist
@@ -23,6 +24,8 @@ import rcomm.torch
 from rcomm import _cpp
 
 pytest_plugins = ["pytester"]
+
+_Value = TypeVar("_Value")
 
 # The longest time, in s, that a test waits for something.
 TIME_LIMIT = 120
@@ -38,6 +41,16 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _wait_until(condition: Callable[[], _Value | None]) -> _Value:
+    deadline = time.monotonic() + TIME_LIMIT
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{condition} did not come true"
+        time.sleep(0.05)
 
 
 class Job:
@@ -105,6 +118,17 @@ class Job:
                 time.sleep(0.02)
         self.pids = []
         return codes
+
+    def stuck_report(self) -> rcomm.Report:
+        """Waits until the rings of all ranks show that the job is stuck. Returns the report on them."""
+
+        def report() -> rcomm.Report | None:
+            if len(list(self.rings.glob("*.ring"))) < len(self.pids):
+                return None
+            report = rcomm.analyze(self.rings, overdue=0.5)
+            return report if report.verdict == "stuck" else None
+
+        return _wait_until(report)
 
     def end(self) -> None:
         """Kills the ranks that were not waited for."""
@@ -224,14 +248,4 @@ def job(request: pytest.FixtureRequest, start_job: Callable[..., Job]) -> Callab
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], object]:
     """Waits until a condition is true, and returns its value."""
-
-    def wait(condition: Callable[[], object]) -> object:
-        deadline = time.monotonic() + TIME_LIMIT
-        while True:
-            value = condition()
-            if value:
-                return value
-            assert time.monotonic() < deadline, f"{condition} did not come true"
-            time.sleep(0.05)
-
-    return wait
+    return _wait_until

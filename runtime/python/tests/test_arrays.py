@@ -506,7 +506,7 @@ assert not {{"numpy", "torch"}} & set(sys.modules)
     assert list(tmp_path.rglob("*.ring")) == []
 
 
-def test_job_is_recorded_with_the_line_in_python(ranks, until):
+def test_job_is_recorded_with_the_line_in_python(ranks):
     def body(world):
         world.group.all_reduce(np.zeros(4))
         if world.rank == 1:
@@ -516,14 +516,7 @@ def test_job_is_recorded_with_the_line_in_python(ranks, until):
 
     line = body.__code__.co_firstlineno + 1
     started = ranks(2, body)
-
-    def stuck_report():
-        if len(list(started.rings.glob("*.ring"))) < 2:
-            return None
-        report = rcomm.analyze(started.rings, overdue=0.5)
-        return report if report.verdict == "stuck" else None
-
-    report = until(stuck_report)
+    report = started.stuck_report()
     assert report.culprit.culprit_ranks == (1,)
     assert "rank 1 never issued all_reduce #2" in str(report)
     assert f"test_arrays.py:{line}" in str(report)

@@ -190,7 +190,7 @@ dist.destroy_process_group()
     assert not (tmp_path / "memory").exists()
 
 
-def test_job_is_recorded_without_rcomm_record_and_with_the_line_in_python(ranks, tmp_path, until):
+def test_job_is_recorded_without_rcomm_record_and_with_the_line_in_python(ranks, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4, 8))
         if rank == 1:
@@ -200,14 +200,7 @@ def test_job_is_recorded_without_rcomm_record_and_with_the_line_in_python(ranks,
 
     line = body.__code__.co_firstlineno + 1
     started = ranks(2, body)
-
-    def stuck_report():
-        if len(list(started.rings.glob("*.ring"))) < 2:
-            return None
-        report = rcomm.analyze(started.rings, overdue=0.5)
-        return report if report.verdict == "stuck" else None
-
-    report = until(stuck_report)
+    report = started.stuck_report()
     assert report.culprit.culprit_ranks == (1,)
     assert "rank 1 never issued all_reduce #2" in str(report)
     assert "looks at a picture" in report.culprit.sentence

@@ -86,7 +86,7 @@ def test_operations_are_recorded_with_their_tensors_groups_and_call_sites(job, t
         assert dump["status"]["heartbeat_ns"] > 0
 
 
-def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job, until):
+def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job):
     def body(rank):
         for _ in range(3):
             dist.all_reduce(torch.zeros(4))
@@ -96,14 +96,7 @@ def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job, until):
         dist.all_reduce(torch.zeros(4))
 
     started = job(3, body)
-
-    def stuck_report():
-        if len(list(started.rings.glob("*.ring"))) < 3:
-            return None
-        report = rcomm.analyze(started.rings, overdue=0.5)
-        return report if report.verdict == "stuck" else None
-
-    report = until(stuck_report)
+    report = started.stuck_report()
     assert report.culprit.culprit_ranks == (1,)
     assert report.exit_code == 1 and not report.healthy
     assert "rank 1 never issued all_reduce #4" in str(report)
@@ -111,7 +104,7 @@ def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job, until):
     assert report.html().startswith("<!") and report._repr_html_()
 
 
-def test_rank_that_misses_a_monitored_barrier_is_named_while_the_others_wait_in_it(job, until):
+def test_rank_that_misses_a_monitored_barrier_is_named_while_the_others_wait_in_it(job):
     def body(rank):
         dist.monitored_barrier()
         if rank == 1:
@@ -119,14 +112,7 @@ def test_rank_that_misses_a_monitored_barrier_is_named_while_the_others_wait_in_
         dist.monitored_barrier(timeout=timedelta(seconds=FOREVER))
 
     started = job(3, body)
-
-    def stuck_report():
-        if len(list(started.rings.glob("*.ring"))) < 3:
-            return None
-        report = rcomm.analyze(started.rings, overdue=0.5)
-        return report if report.verdict == "stuck" else None
-
-    report = until(stuck_report)
+    report = started.stuck_report()
     assert report.culprit.culprit_ranks == (1,)
     assert "rank 1 never issued monitored_barrier #2" in str(report)
 

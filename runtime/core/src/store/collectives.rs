@@ -1,5 +1,6 @@
 //! [`StoreCollectives`]: collectives of small values over a store, which need no group.
 
+use super::limit::{after, with_limit};
 use super::{BatchRequest, Store, which_are_set};
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;
@@ -69,7 +70,9 @@ impl StoreCollectives {
     /// # Errors
     /// As described on the type.
     pub fn barrier(&self, timeout: Duration) -> Result<()> {
-        self.call("barrier", |call| call.meet(b"", 0, timeout).map(drop))
+        self.call("barrier", timeout, |call| {
+            call.meet(b"", 0, timeout).map(drop)
+        })
     }
 
     /// The sum of the numbers of all ranks, on all ranks; it wraps.
@@ -77,7 +80,7 @@ impl StoreCollectives {
     /// # Errors
     /// As described on the type.
     pub fn all_sum(&self, number: i64, timeout: Duration) -> Result<i64> {
-        self.call("all_sum", |call| call.meet(b"", number, timeout))
+        self.call("all_sum", timeout, |call| call.meet(b"", number, timeout))
     }
 
     /// The values of all ranks, in the order of ranks, on all ranks.
@@ -85,7 +88,7 @@ impl StoreCollectives {
     /// # Errors
     /// As described on the type.
     pub fn all_gather(&self, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.call("all_gather", |call| {
+        self.call("all_gather", timeout, |call| {
             call.set_own(value)?;
             let values = call.get_all(timeout)?;
             call.sweep();
@@ -100,7 +103,7 @@ impl StoreCollectives {
     /// described on the type.
     pub fn broadcast(&self, value: Option<&[u8]>, root: u32, timeout: Duration) -> Result<Vec<u8>> {
         self.check_root(root, value.is_some())?;
-        self.call("broadcast", |call| match value {
+        self.call("broadcast", timeout, |call| match value {
             Some(value) => call.set_own(value).map(|()| value.to_vec()),
             None => call.get(root, timeout),
         })
@@ -117,7 +120,7 @@ impl StoreCollectives {
         timeout: Duration,
     ) -> Result<Option<Vec<Vec<u8>>>> {
         self.check_root(root, root == self.rank)?;
-        self.call("gather", |call| {
+        self.call("gather", timeout, |call| {
             call.set_own(value)?;
             if root != self.rank {
                 return Ok(None);
@@ -140,14 +143,14 @@ impl StoreCollectives {
     ) -> Result<Vec<u8>> {
         self.check_root(root, values.is_some())?;
         let Some(values) = values else {
-            return self.call("scatter", |call| call.get(self.rank, timeout));
+            return self.call("scatter", timeout, |call| call.get(self.rank, timeout));
         };
         let (given, size) = (values.len(), self.size);
         if given != size as usize {
             let message = format!("{given} values were given to scatter to {size} ranks");
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
-        self.call("scatter", |call| {
+        self.call("scatter", timeout, |call| {
             let keys: Vec<String> = (0..size).map(|rank| call.key(rank)).collect();
             let pairs: Vec<(&str, &[u8])> = keys
                 .iter()
@@ -176,8 +179,13 @@ impl StoreCollectives {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Runs a call under keys of its own, once earlier calls have ended.
-    fn call<R>(&self, name: &str, body: impl FnOnce(&mut Call<'_>) -> Result<R>) -> Result<R> {
+    /// Runs a call under keys of its own, once earlier calls have ended. The store's own time-out does not make it longer.
+    fn call<R>(
+        &self,
+        name: &str,
+        timeout: Duration,
+        body: impl FnOnce(&mut Call<'_>) -> Result<R>,
+    ) -> Result<R> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.calls += 1;
         let prefix = format!("{}/{}/{name}", self.name, state.calls);
@@ -188,7 +196,8 @@ impl StoreCollectives {
             earlier_keys: std::mem::take(&mut state.set_keys),
             state: &mut state,
         };
-        let result = body(&mut call);
+        let limit = after(timeout.saturating_add(NAMING_TIME));
+        let result = with_limit(limit, || body(&mut call));
         // Keys that `sweep` has not removed are left for the next call.
         let mut earlier_keys = std::mem::take(&mut call.earlier_keys);
         earlier_keys.append(&mut call.state.set_keys);

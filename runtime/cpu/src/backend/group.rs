@@ -131,7 +131,8 @@ impl CpuGroup {
             let size = self.ranks.len();
             let engine = ChannelEngine::new(channels, tuning.plan(Topology::Sockets, size));
             let plan = tuning.plan(Topology::Hosts, size);
-            let engine = HostsEngine::new(layout, shm_exchanges, engine, plan, self.store.clone())?;
+            let (store, limit) = (self.store.clone(), policy.time_left());
+            let engine = HostsEngine::new(layout, shm_exchanges, engine, plan, store, limit)?;
             return Ok(Some((CollectiveEngine::Hosts(Box::new(engine)), neighbors)));
         }
         let plan = self.mesh.tuning().plan(Topology::Memory, ranks.len());

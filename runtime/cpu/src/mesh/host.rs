@@ -226,10 +226,10 @@ impl Host {
     /// Those of the store; `Timeout` if it does not answer, or if ranks do not publish their hosts in time; `Io` if
     /// this rank cannot accept the connections of others.
     pub(crate) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
-        let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let segment = self.segment.as_ref();
         let is_here = |rank| segment.is_some_and(|segment| segment.has_entered(rank));
-        let unknown = |rank: &Rank| !is_here(*rank) && !known.contains_key(rank);
+        let unknown = |rank: &Rank| !is_here(*rank) && !known().contains_key(rank);
         let mut unread: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
         if let (false, true, Some(segment)) =
             (unread.is_empty(), self.is_single_host, &self.segment)
@@ -253,8 +253,10 @@ impl Host {
                 notes => notes?,
             };
             let notes = notes.iter().map(|bytes| Note::read(bytes));
-            known.extend(unread.into_iter().zip(notes));
+            // Not locked until here: another thread that makes a group has a deadline of its own.
+            known().extend(unread.into_iter().zip(notes));
         }
+        let known = known();
         let name_of = |&rank: &Rank| {
             let name = match known.get(&rank) {
                 Some(note) if !is_here(rank) => &note.name,

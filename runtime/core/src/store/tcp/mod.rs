@@ -12,7 +12,10 @@ mod counted;
 mod encoder;
 mod obstacle;
 mod protocol;
+mod queues;
 mod server;
+#[cfg(test)]
+mod silent_tests;
 mod spin;
 mod tcp_store;
 

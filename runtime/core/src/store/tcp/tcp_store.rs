@@ -9,7 +9,7 @@ use super::protocol::OpCode;
 use super::server::TcpStoreServer;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::limit::{self, after};
-use crate::store::{BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out};
+use crate::store::{BatchReply, BatchRequest, Store, barrier_timed_out, timed_out};
 use rcomm_recorder::model::text;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -150,7 +150,9 @@ impl TcpStore {
     /// [`ErrorKind::Timeout`] gives the number of workers that were counted. Otherwise the error of the store.
     pub fn wait_for_workers(&self, world_size: u32, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
-        let mut count = self.add_raw(WORKERS, 1)?;
+        let limit = after(self.limit_of(timeout));
+        let count_workers = |more| limit::with_limit(limit, || self.add_raw(WORKERS, more));
+        let mut count = count_workers(1)?;
         let mut pause = Duration::from_millis(1);
         while self.server.is_some() && count < i64::from(world_size) {
             if Instant::now() >= deadline {
@@ -164,7 +166,7 @@ impl TcpStore {
             }
             std::thread::sleep(pause);
             pause = (pause * 3 / 2).min(Duration::from_millis(10));
-            count = self.add_raw(WORKERS, 0)?;
+            count = count_workers(0)?;
         }
         Ok(())
     }
@@ -175,22 +177,15 @@ impl TcpStore {
         name: &str,
         exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
     ) -> Result<T> {
-        self.try_call(exchange)?
+        self.try_call_within(self.timeout, exchange)?
             .map_err(|broken| self.broken(name, broken))
     }
 
-    /// Works like [`call`](Self::call), but returns a broken exchange as it is.
+    /// Works like [`call`](Self::call), with this time-out instead of the store's own, but returns a broken exchange as it
+    /// is.
     ///
     /// # Errors
     /// Those of a new connection, if one is needed.
-    fn try_call<T>(
-        &self,
-        exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
-    ) -> Result<Result<T, Broken>> {
-        self.try_call_within(self.timeout, exchange)
-    }
-
-    /// Works like [`try_call`](Self::try_call), with this time-out instead of the store's own.
     pub(super) fn try_call_within<T>(
         &self,
         timeout: Duration,
@@ -254,13 +249,13 @@ impl TcpStore {
 
     /// Sends a request to which the server does not reply, and a PING whose reply shows that the server has
     /// handled the request.
-    fn send_and_confirm(&self, name: &str, request: Encoder) -> Result<()> {
+    pub(super) fn send_and_confirm(&self, name: &str, request: Encoder) -> Result<()> {
         let request = request.op(OpCode::Ping).u32(NONCE);
         self.ask(name, request, Connection::read_nonce)
     }
 
     /// Sends a request and reads the reply to it by `read`. `name` is the name of the call in errors.
-    fn ask<T>(
+    pub(super) fn ask<T>(
         &self,
         name: &str,
         request: Encoder,
@@ -271,6 +266,28 @@ impl TcpStore {
             connection.send(request.bytes(), deadline)?;
             read(connection, deadline)
         })
+    }
+
+    /// Like [`ask`](Self::ask), for a request that waits for other ranks for `timeout`: a connection that must be made
+    /// first may not take longer than the silence of a server to which there is one.
+    fn ask_and_wait<T>(
+        &self,
+        name: &str,
+        timeout: Duration,
+        request: Encoder,
+        read: impl FnOnce(&mut Connection) -> Result<T, Broken>,
+    ) -> Result<T> {
+        let request = checked_request(request)?;
+        let waited = self.try_call_within(self.limit_of(timeout), |connection, deadline| {
+            connection.send(request.bytes(), deadline)?;
+            read(connection)
+        })?;
+        waited.map_err(|broken| self.broken(name, broken))
+    }
+
+    /// How long a call that waits for `timeout` may take to reach the server.
+    fn limit_of(&self, timeout: Duration) -> Duration {
+        self.timeout.min(timeout.saturating_add(GRACE))
     }
 
     /// Adds to the counter that the server stores under exactly this name.
@@ -323,23 +340,23 @@ impl TcpStore {
                 .then(&ask)
                 .then(&wait);
             let requests = checked_request(requests)?;
-            let answered = self.try_call(|connection, deadline| {
-                // Everything but the wait is answered at once, however short the caller's time-out.
-                let deadline = deadline.min(until + GRACE);
-                connection.send(requests.bytes(), deadline)?;
-                missed = !connection.read_answer(deadline)?;
-                let values = read(connection, deadline)?;
-                if missed {
-                    return wait_and_ask(connection);
-                }
-                // The wait has ended as well: its reply follows.
-                match connection.read_answer(deadline)? {
-                    true => Ok(Some(values)),
-                    false => Err(Broken::Garbled(
-                        "a cancellation that was not requested".to_owned(),
-                    )),
-                }
-            })?;
+            // Everything but the wait is answered at once, however short the caller's time-out.
+            let answered =
+                self.try_call_within(self.limit_of(timeout), |connection, deadline| {
+                    connection.send(requests.bytes(), deadline)?;
+                    missed = !connection.read_answer(deadline)?;
+                    let values = read(connection, deadline)?;
+                    if missed {
+                        return wait_and_ask(connection);
+                    }
+                    // The wait has ended as well: its reply follows.
+                    match connection.read_answer(deadline)? {
+                        true => Ok(Some(values)),
+                        false => Err(Broken::Garbled(
+                            "a cancellation that was not requested".to_owned(),
+                        )),
+                    }
+                })?;
             match answered {
                 Ok(values) => return self.or_missing(values, keys, timeout),
                 Err(Broken::Closed) if missed => {
@@ -348,7 +365,8 @@ impl TcpStore {
                 Err(broken) => return Err(self.broken(name, broken)),
             }
         }
-        let values = self.ask(name, wait, |connection, _| wait_and_ask(connection))?;
+        let left = until.saturating_duration_since(Instant::now());
+        let values = self.ask_and_wait(name, left, wait, wait_and_ask)?;
         self.or_missing(values, keys, timeout)
     }
 
@@ -361,7 +379,9 @@ impl TcpStore {
             || {
                 let mut missing = keys.to_vec();
                 if keys.len() <= ASKED {
-                    missing.retain(|key| !matches!(self.check(&[key]), Ok(true)));
+                    limit::with_limit(after(GRACE), || {
+                        missing.retain(|key| !matches!(self.check(&[key]), Ok(true)));
+                    });
                 }
                 // All keys may have been set since the deadline.
                 if missing.is_empty() {
@@ -423,7 +443,8 @@ impl Store for TcpStore {
         let until = after(timeout);
         let names = names_of(keys)?;
         let request = Encoder::default().op(OpCode::Wait).strings(&names);
-        let waited = self.ask("wait", request, |connection, _| connection.read_wait(until))?;
+        let read = |connection: &mut Connection| connection.read_wait(until);
+        let waited = self.ask_and_wait("wait", timeout, request, read)?;
         self.or_missing((waited == Waited::Ended).then_some(()), keys, timeout)
     }
 
@@ -530,10 +551,11 @@ impl Store for TcpStore {
             .string(&name_of(key)?)
             .i64(i64::from(world_size));
         let name = format!("barrier {key:?}");
-        match self.ask(&name, request, |connection, _| connection.read_wait(until))? {
+        let read = |connection: &mut Connection| connection.read_wait(until);
+        match self.ask_and_wait(&name, timeout, request, read)? {
             Waited::Ended => Ok(()),
             Waited::TimedOut => {
-                let arrived = self.add(key, 0).ok();
+                let arrived = self.add_within(key, 0, GRACE).ok();
                 Err(barrier_timed_out(key, arrived, world_size, timeout))
             }
         }
@@ -545,56 +567,5 @@ impl Store for TcpStore {
 
     fn obeys_limits(&self) -> bool {
         true
-    }
-}
-
-impl QueueStore for TcpStore {
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
-        let request = Encoder::default()
-            .op(OpCode::QueuePush)
-            .string(&name_of(key)?)
-            .string(checked_value(value)?);
-        self.send_and_confirm(&format!("queue_push to {key:?}"), request)
-    }
-
-    fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        let deadline = after(timeout);
-        loop {
-            if let Some(value) = self.try_queue_pop(key)? {
-                return Ok(value);
-            }
-            // Another client may take the value that ended this wait: in that case wait again.
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.wait(&[key], left) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Timeout => {
-                    return Err(timed_out([key], timeout));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        let request = Encoder::default()
-            .op(OpCode::QueuePop)
-            .string(&name_of(key)?);
-        self.ask(
-            &format!("queue_pop from {key:?}"),
-            request,
-            |connection, deadline| match connection.read_i64(deadline)? {
-                0 => Ok(None),
-                _ => connection.read_string(deadline).map(Some),
-            },
-        )
-    }
-
-    fn queue_len(&self, key: &str) -> Result<u64> {
-        let request = Encoder::default()
-            .op(OpCode::QueueLen)
-            .string(&name_of(key)?);
-        let name = format!("queue_len of {key:?}");
-        let length = self.ask(&name, request, Connection::read_i64)?;
-        Ok(length.unsigned_abs())
     }
 }

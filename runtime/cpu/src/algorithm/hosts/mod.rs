@@ -37,7 +37,7 @@ use agree::{Contribution, HostAgreement};
 use chain::Chain;
 use host_exchange::HostExchange;
 use rcomm_core::ErrorKind;
-use rcomm_core::store::Store;
+use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
 use rooted::Sizes;
 use std::sync::Arc;
@@ -89,22 +89,24 @@ struct HostTransports<'a> {
 
 impl HostsEngine {
     /// Makes the engine. On the first of several ranks of a host, it also publishes in the group's `store` whether this
-    /// host has an exchange area.
+    /// host has an exchange area; waits for the store for `limit` at most.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Those of the store; `Timeout` if it does not answer.
     pub(crate) fn new(
         layout: Layout,
         shm_exchanges: ShmExchanges,
         engine: ChannelEngine,
         plan: Plan,
         store: Arc<dyn Store>,
+        limit: Duration,
     ) -> Result<Self, Failure> {
         let neighbors = layout.neighbors();
         if neighbors.len() > 1 && layout.index_on_host() == 0 {
             let has_shm_exchange = [b'0' + u8::from(shm_exchanges.phases.is_some())];
             let key = shm_exchange_key(layout.host());
-            store.set(&key, &has_shm_exchange).map_err(Failure::Store)?;
+            let set = move |store: &dyn Store| store.set(&key, &has_shm_exchange);
+            StoreQuery::within(&store, limit, set).map_err(Failure::Store)?;
         }
         let ranks = neighbors
             .iter()

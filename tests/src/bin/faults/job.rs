@@ -314,7 +314,8 @@ impl<'a> Job<'a> {
         if self.scenario.fault == Fault::Pipe {
             command.env("RCOMM_DUMP_PIPE", self.folder.join("pipe_"));
         }
-        if self.scenario.start == Start::Tcp {
+        // In shared memory the ranks agree on new groups without the store, until the memory for that is full.
+        if self.scenario.start == Start::Tcp || self.scenario.fault == Fault::Store {
             command.env("RCOMM_TRANSPORT", "tcp");
         }
         Ok(command.spawn()?)

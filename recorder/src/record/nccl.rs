@@ -5,7 +5,7 @@ use super::layout::{RingLayout, group, halves, header, kernel, link, slot};
 use super::ring::{Found, SlotRing};
 use super::sync::Read;
 use super::{layout, rings};
-use crate::model::dump::Dump;
+use crate::model::dump::{Dump, Recorder};
 use crate::model::{Communicator, Entry, EntryState, KernelProgress, LinkProgress, LinkWait};
 use std::collections::HashMap;
 
@@ -27,8 +27,9 @@ pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 /// How often a row that changes during the read is read again.
 const TRIES: u32 = 100;
 
-/// Adds to a dump the communicators of the ring that it was read from: for each its group's name, its hash, and its
-/// operations and transfers in progress.
+/// Adds to a dump the communicators of the ring that it was read from. For the ring of a program, these are their numbers
+/// with their groups' names, as in the program's dumps. For the ring of the plug-in for NCCL, these are for each its
+/// group's name, its hash, and its operations and transfers in progress.
 pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout) {
     let anchor = layout::load_anchor(memory);
     let used = memory
@@ -51,6 +52,16 @@ pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout)
         by_row.insert(row, communicator);
     }
     if by_row.is_empty() {
+        return;
+    }
+    if dump.recorder != Recorder::NcclProfiler {
+        let mut communicators: Vec<_> = by_row.into_iter().collect();
+        communicators.sort_unstable_by_key(|&(row, _)| row);
+        let sections = communicators.into_iter().map(|(_, communicator)| {
+            let id = format!("{:#018x}", communicator.hash);
+            (id, vec![("group".to_owned(), communicator.group)])
+        });
+        dump.nccl_comm_state = sections.collect();
         return;
     }
     let slots = rings::slots(layout);

@@ -70,6 +70,23 @@ fn group_without_members_or_place_takes_any_number_of_members() {
     );
 }
 
+#[test]
+fn number_of_a_communicator_is_read_with_its_group_once_it_is_set() {
+    let directory = tempfile::tempdir().unwrap();
+    let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
+    let group = recorder.add_group(&without_members("tp"), MINUTE);
+    world(&recorder);
+    assert!(read(&recorder).nccl_comm_state.is_empty());
+    recorder.set_communicator(group, 0xab);
+    recorder.set_communicator(GroupHandle::of_row(9_999), 0xcd);
+    let dump = read(&recorder);
+    let facts = vec![("group".to_owned(), "tp".to_owned())];
+    let section = ("0x00000000000000ab".to_owned(), facts);
+    assert_eq!(dump.nccl_comm_state, [section]);
+    // The plug-in for NCCL alone records the progress of channels and links.
+    assert!(dump.communicators().is_empty());
+}
+
 /// The first frame of the operation that was recorded last.
 fn last_frame(dump: &Dump) -> Option<&Frame> {
     let stack = dump.entries.last()?.stack?;

@@ -1,6 +1,7 @@
 //! Tests groups split off groups, ways to join, shrinking, streams, graphs, memory, NaNs, and the report of NCCL's RAS.
 
 use super::{RANKS, facts, fail, run, start};
+use rcomm_recorder::publish::Dump;
 use rcomm_tests::process::{CULPRIT, Job};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -104,7 +105,15 @@ fn the_remaining_ranks_continue_on_a_shrunk_communicator() {
                 .env("RCOMM_SIM", "local_peers=1")
                 .env("RCOMM_TIMEOUT_MS", "5000");
         });
-        for output in check_shrink(&mut job) {
+        let outputs = check_shrink(&mut job);
+        // The rank that was killed has left no dump, but a ring with the number of its communicator.
+        let id = |dump: &Dump| dump.nccl_comm_state[0].0.clone();
+        assert_eq!(
+            id(&job.ring(CULPRIT).snapshot()),
+            id(&job.dumps()[0].1),
+            "{mode}"
+        );
+        for output in outputs {
             assert!(output.contains("end of keys"), "{mode}: {output}");
             // Only the note stays that a rank has given the first group up, for a rank that comes late to it, with the
             // count of the ranks that need it no more.

@@ -55,16 +55,13 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
         );
     }
     assert!(stopped > 0, "no rank was the first to abort");
-    // The program's dumps have the same hash of the communicator, as its id.
+    // The program's rings and dumps have the same hash of the communicator, as its id.
     let hash = of(Recorder::NcclProfiler).next().unwrap().communicators()[0].hash;
-    for (path, dump) in job.dumps() {
+    let written = job.dumps().into_iter().map(|(_, dump)| dump);
+    for dump in of(Recorder::Rcomm).cloned().chain(written) {
         let ids = dump.nccl_comm_state.iter().map(|(id, _)| id.clone());
         let ids: Vec<String> = ids.collect();
-        assert!(
-            ids.contains(&format!("{hash:#018x}")),
-            "{}: {ids:?}",
-            path.display()
-        );
+        assert_eq!(ids, [format!("{hash:#018x}")], "{:?}", dump.identity);
     }
     let policy = Policy {
         world_size: Some(RANKS),

@@ -2,6 +2,7 @@
 
 use super::libraries::without;
 use super::{RANKS, facts, fail, over, run, start};
+use rcomm_recorder::publish::Dump;
 use rcomm_tests::process::{CULPRIT, wait_until};
 use rcomm_tests::simulator;
 use std::os::unix::process::ExitStatusExt;
@@ -50,6 +51,29 @@ fn a_rank_that_hangs_in_a_kernel_ends_in_a_time_out_a_dump_and_an_abort() {
             id, &dumps[0].1.nccl_comm_state[0].0,
             "ranks have different ids of the communicator"
         );
+    }
+}
+
+#[test]
+fn a_ring_has_the_number_of_a_communicator_however_the_group_is_made() {
+    for lazy in ["0", "1"] {
+        let job = start("train", |rank, command| {
+            command.env("RCOMM_NCCL_LAZY", lazy);
+            on_culprit("hang_after=4")(rank, command);
+        });
+        let (job, _) = fail(job, 0..RANKS);
+        let ids = |dump: &Dump| -> Vec<String> {
+            let ids = dump.nccl_comm_state.iter().map(|(id, _)| id.clone());
+            ids.collect()
+        };
+        let (_, dump) = &job.dumps()[0];
+        let expected = ids(dump);
+        assert!(expected[0].starts_with("0x"), "{expected:?}");
+        for rank in 0..RANKS {
+            let ring = job.ring(rank).snapshot();
+            assert_eq!(ids(&ring), expected, "rank {rank}");
+            assert_eq!(facts(&ring, "group"), facts(dump, "group"), "rank {rank}");
+        }
     }
 }
 

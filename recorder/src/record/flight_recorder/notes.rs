@@ -1,13 +1,22 @@
-//! Records what has happened besides the operations: failures, and steps of reducers.
+//! Records what has happened besides the operations: failures, steps of reducers, and communicators that exist.
 
 use super::FlightRecorder;
 use crate::model::{Failure, GroupId, ReducerBucket, ReducerTimes};
-use crate::record::layout::header;
+use crate::record::layout::{group, header};
+use crate::record::operation::GroupHandle;
 use crate::record::sync::Memory;
 use crate::record::{failures, reducer};
 use std::sync::atomic::Ordering;
 
 impl FlightRecorder {
+    /// Sets NCCL's number of the communicator that a group has, the same on all members, once it is known. Does nothing if
+    /// the ring has no row for the group.
+    pub fn set_communicator(&self, of: GroupHandle, number: u64) {
+        if let Some(row) = self.group_words(of.0) {
+            row[group::COMM_HASH].store(number, Ordering::Relaxed);
+        }
+    }
+
     /// Records the code with which this process exits, now. Takes no lock and does not allocate.
     pub fn note_exit(&self, code: u8) {
         let words = self.map.words();

@@ -140,7 +140,7 @@ pub(crate) mod group {
     pub(crate) const TIMEOUT_MS: usize = 5;
     /// The owner's rank in the group + 1; 0 = see the members. Since 1.3.
     pub(crate) const OWN_RANK: usize = 6;
-    /// NCCL's hash of a communicator; 0 = the group is not a communicator. Since 1.4.
+    /// NCCL's hash of a communicator; 0 = the group has none, or not yet. Since 1.4.
     pub(crate) const COMM_HASH: usize = 7;
     /// This word and the next two: a sequence number + 1; 0 = none yet.
     pub(crate) const LAST_ENQUEUED: usize = 8;

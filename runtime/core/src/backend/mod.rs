@@ -528,6 +528,12 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
+    /// NCCL's number of the communicator of all members, which NCCL's logs, monitor and profilers show; `None` if there
+    /// is no such communicator, or it does not exist yet. Does not wait.
+    fn communicator(&self) -> Option<u64> {
+        None
+    }
+
     /// Tells the backend that another rank has reported a failure of the group. That rank may stop its part of an
     /// operation, and a library may still report a success on this rank: from now on the backend verifies a success
     /// before it reports one. Does not wait.

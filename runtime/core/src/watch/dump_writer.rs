@@ -184,6 +184,8 @@ impl Dumps {
     pub(crate) fn try_make(&self, reason: &str) -> Result<String> {
         let mut dump = self.recorder.snapshot();
         reason.clone_into(&mut dump.identity.reason);
+        // The ring has the communicators' numbers; the backends have their state too.
+        let of_ring = std::mem::take(&mut dump.nccl_comm_state);
         let states = &mut dump.nccl_comm_state;
         for group in self.watch.groups().iter() {
             for state in group.comm_state() {
@@ -191,6 +193,11 @@ impl Dumps {
                 if states.iter().all(|(id, _)| *id != state.id) {
                     states.push((state.id, state.facts));
                 }
+            }
+        }
+        for (id, facts) in of_ring {
+            if states.iter().all(|(known, _)| *known != id) {
+                states.push((id, facts));
             }
         }
         self.writer.write(&dump)

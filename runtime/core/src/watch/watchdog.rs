@@ -330,6 +330,9 @@ impl Rounds {
                 self.handle(fault);
             }
             self.check_in_flight();
+            let groups = self.watch.groups();
+            groups.iter().for_each(|group| group.note_communicator());
+            drop(groups);
             self.check_running_calls();
             self.call_roll();
             self.touch_ring();

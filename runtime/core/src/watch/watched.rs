@@ -30,6 +30,9 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// The state of the communicators of the group's backends, for a dump. Takes at most a second for each backend.
     fn comm_state(&self) -> Vec<CommState>;
 
+    /// Records the number of the group's communicator, once a backend knows it.
+    fn note_communicator(&self) {}
+
     /// The group's blocking calls in flight.
     fn running(&self) -> &Running;
 

@@ -438,6 +438,10 @@ impl Backend for NcclBackend {
         self.main.estimate(hold(op)?, deadline)
     }
 
+    fn communicator(&self) -> Option<u64> {
+        self.main.hash()
+    }
+
     fn comm_state(&self) -> Vec<CommState> {
         let group = &self.group.info.name;
         let main = std::iter::once((group.clone(), self.main.clone()));

@@ -222,6 +222,10 @@ impl Backend for Wrapper {
         self.inner.comm_state()
     }
 
+    fn communicator(&self) -> Option<u64> {
+        self.inner.communicator()
+    }
+
     fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         self.inner.shrink(group, deadline)
     }

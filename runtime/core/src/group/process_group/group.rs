@@ -73,6 +73,8 @@ pub(crate) struct Group {
     sequencer: StepSequencer,
     /// The blocking calls in flight.
     pub(super) running: Running,
+    /// Whether the ring holds the number of the group's communicator.
+    communicator_recorded: AtomicBool,
     /// Whether the ring holds the end of the group.
     end_recorded: AtomicBool,
     /// The error that refuses later operations; set once.
@@ -133,6 +135,7 @@ impl Group {
             worker: Worker::new("worker"),
             sequencer: StepSequencer::new(),
             running: Running::default(),
+            communicator_recorded: AtomicBool::new(false),
             end_recorded: AtomicBool::new(false),
             closed: OnceLock::new(),
             failure: Mutex::new(None),
@@ -142,6 +145,7 @@ impl Group {
             agreements: Agreements::default(),
         });
         group.set_timeout(parts.timeout);
+        group.note_communicator();
         let watched: Weak<dyn WatchedGroup> = Arc::<Self>::downgrade(&group);
         group.watch.add_group(watched);
         group
@@ -407,6 +411,17 @@ impl WatchedGroup for Group {
     fn comm_state(&self) -> Vec<CommState> {
         let lanes = self.lanes.iter();
         lanes.flat_map(|lane| lane.backend.comm_state()).collect()
+    }
+
+    fn note_communicator(&self) {
+        if self.communicator_recorded.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut lanes = self.lanes.iter();
+        if let Some(number) = lanes.find_map(|lane| lane.backend.communicator()) {
+            self.recorder.set_communicator(self.handle, number);
+            self.communicator_recorded.store(true, Ordering::Relaxed);
+        }
     }
 
     fn running(&self) -> &Running {

@@ -1,7 +1,7 @@
 //! Runs jobs with faults that the simulator injects.
 
 use super::libraries::without;
-use super::{RANKS, facts, fail, over, run, start};
+use super::{RANKS, facts, fail, over, run, start, start_of};
 use rcomm_recorder::publish::Dump;
 use rcomm_tests::process::{CULPRIT, wait_until};
 use rcomm_tests::simulator;
@@ -75,6 +75,61 @@ fn a_ring_has_the_number_of_a_communicator_however_the_group_is_made() {
             assert_eq!(facts(&ring, "group"), facts(dump, "group"), "rank {rank}");
         }
     }
+}
+
+/// Injects faults on the last of this many ranks, which must end with an error that has the sentence. Every other rank
+/// must end.
+fn end_with_faults(ranks: u32, faults: &[(&str, &str)]) {
+    for (faults, sentence) in faults {
+        let mut job = start_of(ranks, "train", |rank, command| {
+            command.env("RCOMM_TIMEOUT_MS", "5000");
+            if rank == ranks - 1 {
+                command.env("RCOMM_SIM", faults);
+            }
+        });
+        for rank in 0..ranks {
+            let ended = job.wait(rank);
+            let error = &ended.stderr;
+            assert!(
+                rank != ranks - 1 || !ended.status.success() && error.contains(sentence),
+                "{faults}, rank {rank} of {ranks}: {ended:?}"
+            );
+        }
+    }
+}
+
+/// Faults that also end a rank which is alone in its group, with the sentence of its error.
+const LONE_FAULTS: [(&str, &str); 3] = [
+    ("async_error_after=4", "requested by RCOMM_SIM"),
+    ("launch_error_after=4", "Cuda failure 999"),
+    ("no_memory_after=2", "CUDA_ERROR_OUT_OF_MEMORY"),
+];
+
+/// Faults that need peers.
+const PEER_FAULTS: [(&str, &str); 3] = [
+    // The first operation is the broadcast that connects the ranks.
+    ("hang_after=4", "all_reduce #4 on group default_pg"),
+    ("connect_hangs_after=1", "all_reduce #1 on group default_pg"),
+    ("hang_after=0", "did not end on the device in time"),
+];
+
+#[test]
+fn faults_end_a_rank_that_is_alone() {
+    // No broadcast connects a rank that is alone.
+    end_with_faults(1, &[("hang_after=4", "all_reduce #5 on group default_pg")]);
+    end_with_faults(1, &LONE_FAULTS);
+}
+
+#[test]
+fn faults_of_the_last_rank_end_2_ranks() {
+    end_with_faults(2, &LONE_FAULTS);
+    end_with_faults(2, &PEER_FAULTS);
+}
+
+#[test]
+fn faults_of_the_last_rank_end_8_ranks() {
+    end_with_faults(8, &LONE_FAULTS);
+    end_with_faults(8, &PEER_FAULTS);
 }
 
 /// The watchdog's message for an operation that the library is still starting.

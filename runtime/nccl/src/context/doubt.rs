@@ -132,8 +132,14 @@ fn shortened(mut note: String) -> String {
 pub(crate) struct Doubt {
     /// When the operation was last seen not to run: when it was issued, or later.
     idle: Instant,
-    /// The query of the store, and the moment until which the store may answer.
-    query: Option<(ForeignCall<Result<Option<String>>>, Instant)>,
+    query: Option<Box<Query>>,
+}
+
+/// A query of the group's store for a note.
+struct Query {
+    call: ForeignCall<Result<Option<String>>>,
+    /// The moment until which the store may answer.
+    until: Instant,
 }
 
 impl Doubt {
@@ -161,11 +167,14 @@ impl Doubt {
             }
             let store = notes.store.clone();
             match ForeignCall::begin("rcomm/nccl-check", move || Notes::read(&*store)) {
-                Ok(call) => self.query = Some((call, Instant::now() + Notes::READ)),
+                Ok(call) => {
+                    let until = Instant::now() + Notes::READ;
+                    self.query = Some(Box::new(Query { call, until }));
+                }
                 Err(error) => return Some(Err(unknown(&error))),
             }
         }
-        let (call, until) = self.query.as_mut()?;
+        let Query { call, until } = &mut **self.query.as_mut()?;
         Some(match call.wait(Duration::ZERO) {
             Ok(None) if Instant::now() < *until => return None,
             Ok(None) => {

@@ -13,6 +13,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One device of this process, with its primary context.
@@ -31,7 +32,31 @@ pub struct CudaDevice {
     capability: c_int,
     /// Memory that is still to be freed. Each entry refers to the device, so the device lives until all entries are
     /// freed.
-    deferred: Arc<Mutex<Vec<DeferredFree>>>,
+    deferred: Arc<Deferred>,
+}
+
+/// Memory that is still to be freed.
+#[derive(Default)]
+struct Deferred {
+    list: Mutex<Vec<DeferredFree>>,
+    /// Whether there may be entries, read without the lock.
+    has_entries: AtomicBool,
+}
+
+impl Deferred {
+    fn add(&self, entry: DeferredFree) {
+        lock(&self.list).push(entry);
+        self.has_entries.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Vec<DeferredFree> {
+        if !self.has_entries.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        // An entry that is added from now on sets this again.
+        self.has_entries.store(false, Ordering::Release);
+        std::mem::take(&mut *lock(&self.list))
+    }
 }
 
 /// Memory to be freed later, with its device.
@@ -52,7 +77,7 @@ impl DeferredFree {
     /// keeps the device alive, and the device keeps the list.
     pub(crate) fn defer_free(self) {
         let deferred = self.device.deferred.clone();
-        lock(&deferred).push(self);
+        deferred.add(self);
     }
 }
 
@@ -149,8 +174,7 @@ impl CudaDevice {
 
     /// Frees the deferred memory. Memory that cannot be freed yet is deferred again.
     pub(crate) fn free_deferred(&self) {
-        let deferred = std::mem::take(&mut *lock(&self.deferred));
-        drop(deferred);
+        drop(self.deferred.take());
     }
 
     /// Makes the context current on this thread until the guard is dropped. On a thread of the program, the context is

@@ -6,7 +6,7 @@ use crate::cuda::{self, CuEvent};
 use rcomm_core::Result;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// Whether events record the time.
@@ -113,7 +113,7 @@ impl Drop for Event {
 pub(crate) struct EventPool {
     device: Arc<CudaDevice>,
     timing: EventTiming,
-    free: Mutex<Vec<Event>>,
+    free: Mutex<Vec<Arc<PooledEvent>>>,
     /// Whether there may be a free event, read without the lock.
     has_free: AtomicBool,
 }
@@ -141,13 +141,13 @@ impl EventPool {
         };
         let event = match free {
             Some(event) => event,
-            None => Event::new(&self.device, self.timing)?,
+            None => Arc::new(PooledEvent {
+                event: Event::new(&self.device, self.timing)?,
+                pool: Arc::downgrade(self),
+            }),
         };
-        event.record(stream)?;
-        Ok(Mark {
-            event: Some(event),
-            pool: self.clone(),
-        })
+        event.event.record(stream)?;
+        Ok(Mark(Some(event)))
     }
 
     /// Whether the next mark will probably need a new event.
@@ -155,35 +155,54 @@ impl EventPool {
         !self.has_free.load(Ordering::Relaxed)
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Event>> {
+    fn free(&self) -> MutexGuard<'_, Vec<Arc<PooledEvent>>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An event of a pool, recorded once. On drop it is returned to the pool.
-pub(crate) struct Mark {
-    /// `None` only while this value is being dropped.
-    event: Option<Event>,
-    pool: Arc<EventPool>,
+/// An event, and the pool that it returns to.
+struct PooledEvent {
+    event: Event,
+    pool: Weak<EventPool>,
 }
+
+/// An event of a pool, recorded once. Clones share the event, which returns to the pool when the last of them is
+/// dropped. A mark of a used event allocates nothing.
+#[derive(Clone)]
+pub(crate) struct Mark(
+    /// `None` only while this value is being dropped.
+    Option<Arc<PooledEvent>>,
+);
 
 impl std::ops::Deref for Mark {
     type Target = Event;
 
     fn deref(&self) -> &Event {
-        self.event.as_ref().expect("only drop takes the event out")
+        &self
+            .0
+            .as_ref()
+            .expect("only drop takes the event out")
+            .event
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        if let Some(event) = self.event.take() {
-            let mut free = self.pool.free();
+        let Some(mut event) = self.0.take() else {
+            return;
+        };
+        // If the last two clones are dropped at the same moment, neither may find itself alone: the event is then
+        // destroyed.
+        if Arc::get_mut(&mut event).is_none() {
+            return;
+        }
+        if let Some(pool) = event.pool.upgrade() {
+            let mut free = pool.free();
             // The event may be recorded again at once: a wait that was enqueued refers to the earlier record. Events
             // beyond the limit, left over from a burst of operations, are destroyed.
             if free.len() < EventPool::MAX_FREE {
                 free.push(event);
-                self.pool.has_free.store(true, Ordering::Relaxed);
+                pool.has_free.store(true, Ordering::Relaxed);
             }
         }
     }

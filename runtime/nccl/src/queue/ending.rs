@@ -23,7 +23,7 @@ use std::time::Duration;
 pub(super) struct AbandonedOp {
     op: OpType,
     memory: Box<dyn Send>,
-    end: Arc<Mark>,
+    end: Mark,
 }
 
 impl CommQueue {
@@ -34,8 +34,7 @@ impl CommQueue {
     const RELEASE: Duration = Duration::from_secs(2);
 
     /// Keeps the buffers of an abandoned operation until the device has finished with them.
-    pub(crate) fn keep_until(&self, op: OpType, memory: Box<dyn Send>, end: impl Into<Arc<Mark>>) {
-        let end = end.into();
+    pub(crate) fn keep_until(&self, op: OpType, memory: Box<dyn Send>, end: Mark) {
         self.abandoned().push(AbandonedOp { op, memory, end });
     }
 

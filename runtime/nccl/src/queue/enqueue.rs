@@ -37,7 +37,7 @@ pub(crate) enum RemainingWork {
     /// There is no work: the call failed before it enqueued any.
     Nothing,
     /// There is no work once this event is complete.
-    Until(Arc<Mark>),
+    Until(Mark),
     /// There may be work, and it is unknown when the device will finish it.
     Unknown,
 }
@@ -131,7 +131,7 @@ impl CommQueue {
             finished.map_err(IncompleteCall::unknown)?;
             return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
-        let end = marks.mark(&self.stream).map(Arc::new);
+        let end = marks.mark(&self.stream);
         self.registry.note_use(op, || match &end {
             Ok(end) if is_marked => LastUse::Op(LatestOp::new(op, call, end.clone())),
             _ => LastUse::Unknown(op.op_type(), call.seq),
@@ -188,7 +188,7 @@ impl CommQueue {
         deadline: Deadline,
         before: impl FnOnce() -> Result<()>,
         call: impl FnOnce(NcclComm, RawStream) -> NcclResult + Send + 'static,
-    ) -> Result<Arc<Mark>, IncompleteCall> {
+    ) -> Result<Mark, IncompleteCall> {
         let awake = self.shared.check_awake();
         awake.map_err(IncompleteCall::untouched)?;
         // Operations that were issued earlier are launched first.
@@ -260,7 +260,7 @@ impl CommQueue {
                 left: RemainingWork::Unknown,
             });
         }
-        let mark = self.shared.sync_events.mark(&self.stream).map(Arc::new);
+        let mark = self.shared.sync_events.mark(&self.stream);
         if let Err(error) = &mark {
             // Without an event it is unknown when the buffers may be reused.
             state.stage = Stage::Broken(error.clone());
@@ -559,15 +559,20 @@ fn address_of(memory: &DeviceBuffer) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }
 
-/// Calls `look` with every buffer of an operation, and twice with a buffer that is both input and output. A factor in
-/// the host's memory is left out, since its value is passed on.
+/// Calls `look` with every buffer of an operation. A factor in the host's memory is left out, since its value is passed
+/// on.
 pub(crate) fn for_each_buffer<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
     if let Op::Coalesced(ops) = op {
         for op in ops {
             for_each_buffer(op, look);
         }
     }
-    op.inputs().iter().chain(op.outputs()).for_each(&mut *look);
+    let (inputs, outputs) = (op.inputs(), op.outputs());
+    inputs.iter().for_each(&mut *look);
+    // The buffers of an operation in place are both.
+    if !std::ptr::eq(inputs, outputs) {
+        outputs.iter().for_each(&mut *look);
+    }
     let scale = op.reduction().and_then(|it| it.scale.as_deref());
     if let Some(scale) = scale.filter(|it| it.device() != Device::Cpu) {
         look(scale);

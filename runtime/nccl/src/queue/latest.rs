@@ -12,7 +12,7 @@ use std::time::Duration;
 
 impl LatestOp {
     /// Makes the value for an operation that has just been put on the device.
-    pub(super) fn new(op: &Op<'_>, call: &OpCall, end: Arc<Mark>) -> Self {
+    pub(super) fn new(op: &Op<'_>, call: &OpCall, end: Mark) -> Self {
         Self {
             end,
             op: op.op_type(),
@@ -22,7 +22,7 @@ impl LatestOp {
     }
 
     /// The event at the end of the operation.
-    pub(super) fn end(&self) -> &Arc<Mark> {
+    pub(super) fn end(&self) -> &Mark {
         &self.end
     }
 

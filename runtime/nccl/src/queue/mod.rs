@@ -71,7 +71,7 @@ pub(crate) struct QueueState {
 /// The result of enqueueing an operation.
 pub(crate) enum Enqueued {
     /// The operation runs between this start and this event.
-    Between(Start, Arc<Mark>),
+    Between(Start, Mark),
     /// The operation is part of the graph with this id.
     Captured(u64),
 }
@@ -87,7 +87,7 @@ struct Captured {
 /// The latest operation that a queue has put on its stream.
 #[derive(Clone)]
 pub(crate) struct LatestOp {
-    end: Arc<Mark>,
+    end: Mark,
     op: OpType,
     seq: u64,
     issued: Instant,
@@ -353,8 +353,13 @@ impl CommQueue {
             ticket.fail(error);
             return ticket;
         }
-        state.waiting.push_back(ticket.clone());
-        self.launch_waiting_ops(&mut state, Some((&ticket, graph)));
+        let is_ready = matches!(state.stage, Stage::Ready) && self.shared.aborted.get().is_none();
+        if is_ready && state.waiting.is_empty() {
+            self.launch(&mut state, &ticket, Some(graph));
+        } else {
+            state.waiting.push_back(ticket.clone());
+            self.launch_waiting_ops(&mut state, Some((&ticket, graph)));
+        }
         ticket
     }
 

@@ -30,13 +30,13 @@ pub(crate) struct Ticket {
     /// Where the operation is on the device.
     placed: Mutex<Placed>,
     /// Set if the operation is part of a graph: it runs when the graph is launched.
-    captured: OnceLock<()>,
+    captured: AtomicBool,
     /// What an operation that could not be launched completely may have left on the device.
     failed_launch: OnceLock<RemainingWork>,
     outcome: OnceLock<Result<Done>>,
     /// Set before the launch: from then on work of the operation may be on the device. `placed`, `captured` or
     /// `failed_launch` has the result of the launch.
-    may_be_on_device: OnceLock<()>,
+    may_be_on_device: AtomicBool,
     /// Whether the operation's progress was queried after it was put on the device.
     was_polled: AtomicBool,
     /// Whether the end that the device reports can be believed.
@@ -48,7 +48,7 @@ enum Placed {
     /// The operation is not on the device, or was not put there completely.
     No,
     /// The device runs the operation between this start and this end.
-    Between(Start, Arc<Mark>),
+    Between(Start, Mark),
     /// The device has passed the operation's end, and its events were released for other operations.
     Passed,
 }
@@ -59,7 +59,7 @@ pub(crate) enum Start {
     Marked(Mark),
     /// The operation starts when the operation before it has ended, and the work on other streams that it waits for is
     /// done.
-    Follows(Option<Arc<Mark>>, Marks),
+    Follows(Option<Mark>, Marks),
 }
 
 /// Some events, mostly one.
@@ -89,8 +89,7 @@ impl Start {
         match self {
             Self::Marked(mark) => mark.is_done(),
             Self::Follows(former, sync_events) => {
-                let former = former.iter().map(|mark| &**mark);
-                for mark in former.chain(sync_events.iter()) {
+                for mark in former.iter().chain(sync_events.iter()) {
                     if !mark.is_done()? {
                         return Ok(false);
                     }
@@ -118,10 +117,10 @@ impl Ticket {
             },
             op: Mutex::new(Some(op)),
             placed: Mutex::new(Placed::No),
-            captured: OnceLock::new(),
+            captured: AtomicBool::new(false),
             failed_launch: OnceLock::new(),
             outcome: OnceLock::new(),
-            may_be_on_device: OnceLock::new(),
+            may_be_on_device: AtomicBool::new(false),
             was_polled: AtomicBool::new(false),
             doubt: Mutex::new(Doubt::of_op_issued(issued)),
         })
@@ -133,6 +132,10 @@ impl Ticket {
 
     fn placed(&self) -> MutexGuard<'_, Placed> {
         self.placed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Acquire)
     }
 
     fn is_placed(&self) -> bool {
@@ -148,7 +151,7 @@ impl Ticket {
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
             return;
         };
-        let _ = self.may_be_on_device.set(());
+        self.may_be_on_device.store(true, Ordering::Release);
         // A ticket is launched once, so each of the cells below is set for the first time.
         match enqueue(op, &self.call) {
             Ok(Enqueued::Between(start, end)) => {
@@ -157,7 +160,7 @@ impl Ticket {
             }
             Ok(Enqueued::Captured(graph)) => {
                 self.queue.note_captured(graph, self.call.seq);
-                let _ = self.captured.set(());
+                self.captured.store(true, Ordering::Release);
                 // The operation counts as complete, since the host does not see when the graph is launched.
                 let done = Done {
                     graph_id: Some(graph),
@@ -187,7 +190,7 @@ impl Ticket {
 
     /// Whether the operation was put on the device, or into a graph, completely.
     pub(crate) fn is_enqueued(&self) -> bool {
-        self.is_placed() || self.captured.get().is_some()
+        self.is_placed() || self.is_captured()
     }
 
     /// Ends the operation with an error, if it has not ended.
@@ -291,7 +294,7 @@ impl Ticket {
             (Placed::No, Some(RemainingWork::Unknown)) => return false,
             // An operation that was never launched is not on the device; one in a graph is kept by the graph.
             (Placed::No, None) => {
-                return self.may_be_on_device.get().is_none() || self.captured.get().is_some();
+                return !self.may_be_on_device.load(Ordering::Acquire) || self.is_captured();
             }
         };
         let entered = self.queue.shared.device.enter();
@@ -364,7 +367,7 @@ impl Pending for Ticket {
                 }
                 Placed::Passed => return Ok(()),
             }
-            if self.captured.get().is_some() {
+            if self.is_captured() {
                 return self.queue.make_stream_wait(stream);
             }
             if let Some(Err(error)) = self.outcome.get() {

@@ -87,7 +87,7 @@ struct Incoming {
     /// The number of signals that have arrived, together with the data that were put before them.
     available: u32,
     /// An event, and the number of signals that will have arrived, with their data, once it is complete.
-    awaited: Option<(u32, Arc<Mark>)>,
+    awaited: Option<(u32, Mark)>,
 }
 
 /// The NCCL backend's [`BackendWindow`]. The memory of a window that is dropped without `close` stays registered and
@@ -324,8 +324,7 @@ impl BackendWindow for NcclWindow {
         };
         let waited = self.queue.wait_for(&mark, deadline);
         if waited.is_err() {
-            self.queue
-                .keep_until(OpType::Get, Box::new(held), Arc::new(mark));
+            self.queue.keep_until(OpType::Get, Box::new(held), mark);
         }
         waited
     }

@@ -11,7 +11,6 @@ use rcomm_core::Deadline;
 use rcomm_core::{Error, Result};
 use rcomm_recorder::model::OpType;
 use std::ffi::{c_uint, c_void};
-use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
 /// The state of the puts and signals that this rank has sent through one window.
@@ -20,7 +19,7 @@ pub(super) struct Outgoing {
     /// The number of the window's signals that were sent to each rank.
     signals: Vec<u32>,
     /// The end of the last put or signal. The staging area is free once this event is complete.
-    pub(super) last: Option<Arc<Mark>>,
+    pub(super) last: Option<Mark>,
 }
 
 /// The arguments of one call of `ncclPutSignal`: `bytes` bytes from an address in a window of this rank go to an offset
@@ -58,7 +57,7 @@ impl NcclWindow {
         put: &Put,
         deadline: Deadline,
         before: impl FnOnce(u32) -> Result<()>,
-    ) -> Result<Arc<Mark>, IncompleteCall> {
+    ) -> Result<Mark, IncompleteCall> {
         let early = |error| IncompleteCall {
             error,
             left: RemainingWork::Nothing,
@@ -224,7 +223,7 @@ impl NcclWindow {
 
     /// Keeps the source of a failed put for as long as the device may read it; leaks it if that time is unknown.
     /// `before` is the end of the pieces that were put before the failed piece.
-    fn keep_source(&self, held: Buffer<'static>, left: RemainingWork, before: Option<Arc<Mark>>) {
+    fn keep_source(&self, held: Buffer<'static>, left: RemainingWork, before: Option<Mark>) {
         let end = match left {
             RemainingWork::Unknown => return self.queue.shared.leak(OpType::Put, Box::new(held)),
             RemainingWork::Until(end) => Some(end),

@@ -7,7 +7,7 @@ use crate::queue::QueueState;
 use rcomm_core::Deadline;
 use rcomm_core::Result;
 use rcomm_core::backend::GroupContext;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The counts of the library's signals on one communicator. All windows of the communicator share them.
@@ -71,7 +71,7 @@ impl NcclWindow {
         peer: u32,
         until: u32,
         deadline: Deadline,
-    ) -> Result<Option<Arc<Mark>>> {
+    ) -> Result<Option<Mark>> {
         let Some(wait) = self.queue.shared.library.table().wait_signal else {
             return Err(self.lacks("ncclWaitSignal"));
         };

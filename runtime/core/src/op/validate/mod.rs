@@ -27,8 +27,8 @@ impl<'a> Op<'a> {
             .map_err(|wrong| self.refusal(wrong))
     }
 
-    /// A cheap check that accepts the most frequent operations over the caller's slices. All others are
-    /// checked in full.
+    /// A cheap check that accepts the most frequent operations over the caller's slices, and an all-reduce of one buffer
+    /// in any memory. All others are checked in full.
     #[inline]
     fn is_plain(&self, own_rank: u32, size: u32) -> bool {
         // Lent memory is host memory, and Rust ensures that no other loan overlaps one for writing.
@@ -43,8 +43,9 @@ impl<'a> Op<'a> {
         match kind.pattern() {
             Pattern::Barrier => true,
             Pattern::AllReduce => match (self.reduction(), outputs) {
+                // No other buffer could be on another device, or overlap this one.
                 (Some(reduction), [buffer]) => {
-                    writable(buffer)
+                    buffer.is_writable()
                         && reduction.scale.is_none()
                         && Reduction::allows(reduction.op, buffer.dtype())
                 }

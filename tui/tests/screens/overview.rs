@@ -202,7 +202,7 @@ fn rows_that_no_pane_needs_have_the_newest_operations() {
 }
 
 #[test]
-fn views_that_leave_rows_empty_have_a_timeline_and_trends_that_no_row_moves() {
+fn views_that_leave_rows_empty_have_operations_a_timeline_and_trends_that_no_row_moves() {
     let few = recorded(Situation::StuckRank);
     let mut many = few.clone();
     let mut report = Report::clone(&many.report);
@@ -218,17 +218,17 @@ fn views_that_leave_rows_empty_have_a_timeline_and_trends_that_no_row_moves() {
             press(&mut state, view);
             let screen = text::of(&state);
             let row = |title: &str| screen.lines().position(|line| line.starts_with(title));
-            (row("─ timeline ─"), row("─ trends ─"))
+            ["─ last operations", "─ timeline ─", "─ trends ─"].map(row)
         };
-        let (timeline, trends) = rows_of_added(&few, (200, 50));
-        assert!(timeline.is_some() && timeline < trends, "view {view}");
-        let with_more = rows_of_added(&many, (200, 50));
-        assert_eq!(with_more, (timeline, trends), "view {view}");
-        assert_eq!(rows_of_added(&few, (120, 30)), (None, None), "view {view}");
+        let added = rows_of_added(&few, (200, 50));
+        assert!(added.iter().all(Option::is_some), "view {view}");
+        assert!(added.is_sorted(), "view {view}");
+        assert_eq!(rows_of_added(&many, (200, 50)), added, "view {view}");
+        assert_eq!(rows_of_added(&few, (120, 30)), [None; 3], "view {view}");
     }
     // The timeline can be selected, and opens the rank.
     let mut state = showing(few, (200, 50));
-    press(&mut state, "4<tab><enter>");
+    press(&mut state, "4<tab><tab><enter>");
     let culprit = simulation(Situation::StuckRank).culprit();
     assert_eq!(*state.screen(), Screen::Rank(culprit));
 }

@@ -367,7 +367,7 @@ fn is_on(name: &str, value: &str) -> Result<bool> {
 
 fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     let parsed = value.trim().parse();
-    parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
+    parsed.map_err(|_| refused(name, value, "a whole number from 0, at most what its type holds"))
 }
 
 /// Returns the error for a value that is not allowed.

@@ -1,8 +1,8 @@
 //! Draws the trends as charts, and adds them and a timeline to screens that leave rows empty.
 
-use super::overview::ROOMY_ROWS;
+use super::overview::{MIN_OPERATIONS, ROOMY_ROWS, operations_pane};
 use super::{ViewModel, timeline};
-use crate::page::layout::{needed, needed_rows};
+use crate::page::layout::{needed, needed_rows, rows_of_lane};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::screen::Screen;
@@ -11,15 +11,18 @@ use crate::state::trends::Trend;
 /// Characters of a bar, from low to high. The last one fills its cell, so that a bar can continue in the cell above.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The timeline that is added to a screen takes the terminal's rows divided by this.
-const TIMELINE_DIVISOR: u16 = 3;
+/// The timeline that is added to a screen takes at most one in this many rows of the terminal.
+const TIMELINE_SHARE: u16 = 3;
+
+/// The tables of a screen to which panes are added keep at least one in this many rows of the terminal.
+const TABLES_SHARE: u16 = 4;
 
 /// Number of rows of each chart that is added to a screen.
 const CHART_ROWS: usize = 2;
 
-/// On a terminal of at least [`ROOMY_ROWS`] rows, fills the rows below the tables of a screen with charts: a timeline,
-/// with the ranks in trouble first, and the trends. Both are at the bottom, so that they stay in place when the tables
-/// change.
+/// On a terminal of at least [`ROOMY_ROWS`] rows, adds what moves below the tables of a screen that leave its rows empty:
+/// the newest operations of the first rank at fault, or else of the first rank, a timeline of the ranks in trouble first,
+/// and the trends. They are at the bottom, where the rows above do not move them.
 pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut Page) {
     use Screen::{Group, Groups, GroupsOf, InFlight, Jobs, Ranks, RanksOf, Reducer, Sources};
     use Screen::{Stacks, Stragglers, Warnings, Why};
@@ -37,26 +40,46 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
         return;
     }
     page.kept_rows = vec![0; page.panes.len()];
-    let timeline_rows = rows / TIMELINE_DIVISOR;
+    let spare = |page: &Page| rows.saturating_sub(needed(page, model.size));
     // The title and the axis take a row each.
-    let lanes = usize::from(timeline_rows.saturating_sub(2));
-    let panes = [
-        ("timeline", timeline::of_first(model, lanes), timeline_rows),
-        ("trends", Body::Text(trends(model, columns, CHART_ROWS)), 0),
-    ];
-    for (title, body, kept) in panes {
+    let lane_rows = rows / TIMELINE_SHARE - 2;
+    let timeline = timeline::of_first(model, usize::from(lane_rows));
+    let timeline_rows = match &timeline {
+        Body::Timeline(timeline) => {
+            let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
+            2 + lanes.saturating_mul(rows_of_lane(timeline, lane_rows))
+        }
+        _ => 0,
+    };
+    let trends = Body::Text(trends(model, columns, CHART_ROWS));
+    for (title, body, kept) in [("timeline", timeline, timeline_rows), ("trends", trends, 0)] {
         let pane = Pane {
             title: title.into(),
             body,
         };
         let height = needed_rows(&pane, columns).max(kept);
-        if needed(page, model.size).saturating_add(height) <= rows {
+        if height <= spare(page) {
             page.panes.push(pane);
             page.kept_rows.push(kept);
         }
     }
-    let spare = rows.saturating_sub(needed(page, model.size));
-    page.kept_rows[last] = needed_rows(&page.panes[last], columns).saturating_add(spare);
+    // The tables have their share before there are operations, which would move with them otherwise.
+    let tables: u16 = (page.panes[..=last].iter())
+        .map(|pane| needed_rows(pane, columns))
+        .fold(0, u16::saturating_add);
+    let own = needed_rows(&page.panes[last], columns);
+    let unused = (rows / TABLES_SHARE).saturating_sub(tables);
+    page.kept_rows[last] = own.saturating_add(unused.min(spare(page)));
+    let left = spare(page);
+    // The title and the headings take a row each.
+    let operations = usize::from(left.saturating_sub(2));
+    if operations >= MIN_OPERATIONS {
+        let pane = operations_pane(model, operations);
+        page.panes.insert(last + 1, pane);
+        page.kept_rows.insert(last + 1, left);
+    } else {
+        page.kept_rows[last] = page.kept_rows[last].saturating_add(left);
+    }
 }
 
 /// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the

@@ -187,8 +187,8 @@ pub(in crate::state) fn page_of(
     page
 }
 
-/// How many operations of a rank the first screen lists at most if no rows are left for more.
-const MIN_OPERATIONS: usize = 3;
+/// The fewest operations for which the first screen has a pane.
+pub(super) const MIN_OPERATIONS: usize = 3;
 
 /// The rank whose newest operations the first screen shows: the first one at fault, or else the first of all.
 pub(in crate::state) fn first_rank(model: &ViewModel<'_>) -> Option<Rank> {
@@ -197,7 +197,7 @@ pub(in crate::state) fn first_rank(model: &ViewModel<'_>) -> Option<Rank> {
 }
 
 /// The newest operations of one rank, at most `rows` of them.
-fn operations_pane(model: &ViewModel<'_>, rows: usize) -> Pane {
+pub(super) fn operations_pane(model: &ViewModel<'_>, rows: usize) -> Pane {
     let rank = first_rank(model);
     let view = rank.and_then(|rank| model.snapshot.rank(rank));
     let mut table = view

@@ -293,7 +293,7 @@ impl State {
 
     /// Moves the cursor of the timeline to another operation of the selected rank.
     fn step_operation(&mut self, forward: bool) {
-        let row = self.selection().row;
+        let row = self.row_of_first_pane();
         let Some(Body::Timeline(timeline)) = self.page.panes.first().map(|pane| &pane.body) else {
             return;
         };

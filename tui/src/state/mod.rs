@@ -391,7 +391,7 @@ impl State {
         if let Some(Body::Table(table)) = self.page.panes.get_mut(pane).map(|p| &mut p.body) {
             table.sort(sort);
         }
-        let row = self.selection().row;
+        let row = self.row_of_first_pane();
         let shown = self.history.shown();
         let more = shown.and_then(|it| self.model(it).selected(self.screen(), &self.page, row));
         self.page.panes.extend(more);
@@ -439,6 +439,15 @@ impl State {
         .page(&Screen::Help)
     }
 
+    /// The selected row of the first pane: its first one while another pane has the focus.
+    fn row_of_first_pane(&self) -> usize {
+        let selection = self.selection();
+        match selection.pane {
+            0 => selection.row,
+            _ => 0,
+        }
+    }
+
     /// What screens need to build their pages.
     fn model<'a>(&'a self, snapshot: &'a Snapshot) -> ViewModel<'a> {
         // The operations of a job that has ended no longer age.
@@ -466,7 +475,7 @@ impl State {
             size: self.size,
             keymap: &self.options.keymap,
             layout: &self.options.layout,
-            row: self.selection().row,
+            row: self.row_of_first_pane(),
             stacks: self.stacks.as_ref(),
             // The facts read last are not those of an earlier snapshot.
             process_facts: match self.history.is_paused() {

@@ -6,7 +6,7 @@ use rcomm_analyzer::{Code, EndKind, JobEnd, Problem, Report, Snapshot, SourceSta
 use rcomm_recorder::publish::Dump;
 use rcomm_top::state::event::Event;
 use rcomm_top::state::screen::Screen;
-use rcomm_top::state::update;
+use rcomm_top::state::{State, update};
 use rcomm_top::view::text;
 use std::sync::Arc;
 
@@ -226,6 +226,23 @@ fn views_that_leave_rows_empty_have_operations_a_timeline_and_trends_that_no_row
         assert_eq!(rows_of_added(&many, (200, 50)), added, "view {view}");
         assert_eq!(rows_of_added(&few, (120, 30)), [None; 3], "view {view}");
     }
+    // The timeline's own screen has no second one.
+    let titles = |state: &State| -> Vec<String> {
+        (state.page.panes.iter().map(|pane| pane.title.clone())).collect()
+    };
+    let simulation_of_8 = Simulation::new(Situation::StuckRank, 8, START_NS);
+    let at_ns = simulation_of_8.fault_ns() + 60_000_000_000;
+    let mut state = showing(judged(&simulation_of_8, at_ns), (200, 50));
+    press(&mut state, "7");
+    let shown = titles(&state);
+    assert_eq!(shown.len(), 3, "{shown:?}");
+    assert!(shown[1].starts_with("last operations"), "{shown:?}");
+    assert_eq!((&*shown[0], &*shown[2]), ("timeline", "trends"));
+    // Rows of an added pane are not taken for rows of the warnings.
+    press(&mut state, "6");
+    let warnings = titles(&state);
+    press(&mut state, "<tab><tab><down>");
+    assert_eq!(titles(&state), warnings);
     // The timeline can be selected, and opens the rank.
     let mut state = showing(few, (200, 50));
     press(&mut state, "4<tab><tab><enter>");

@@ -4,7 +4,7 @@ use super::overview::{MIN_OPERATIONS, ROOMY_ROWS, operations_pane};
 use super::{ViewModel, timeline};
 use crate::page::layout::{needed, needed_rows, rows_of_lane};
 use crate::page::theme::Tone;
-use crate::page::{Body, Line, Page, Pane, plain, styled};
+use crate::page::{Body, Line, Page, Pane, Timeline, plain, styled};
 use crate::state::screen::Screen;
 use crate::state::trends::Trend;
 
@@ -22,14 +22,15 @@ const CHART_ROWS: usize = 2;
 
 /// On a terminal of at least [`ROOMY_ROWS`] rows, adds what moves below the tables of a screen that leave its rows empty:
 /// the newest operations of the first rank at fault, or else of the first rank, a timeline of the ranks in trouble first,
-/// and the trends. They are at the bottom, where the rows above do not move them.
+/// and the trends. They are at the bottom, where the rows above do not move them. The timeline's own screen gets no second
+/// one.
 pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut Page) {
     use Screen::{Group, Groups, GroupsOf, InFlight, Jobs, Ranks, RanksOf, Reducer, Sources};
     use Screen::{Stacks, Stragglers, Warnings, Why};
     let is_filled = match screen {
         Groups | GroupsOf(_) | Group(_) | Ranks | RanksOf(_) | InFlight | Stragglers => true,
-        Warnings | Why(_) | Stacks | Sources | Jobs | Reducer => true,
-        Screen::Overview | Screen::Rank(_) | Screen::Finding(_) | Screen::Timeline => false,
+        Warnings | Why(_) | Stacks | Sources | Jobs | Reducer | Screen::Timeline => true,
+        Screen::Overview | Screen::Rank(_) | Screen::Finding(_) => false,
         Screen::Compare | Screen::Help => false,
     };
     let (columns, rows) = model.size;
@@ -41,18 +42,19 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
     }
     page.kept_rows = vec![0; page.panes.len()];
     let spare = |page: &Page| rows.saturating_sub(needed(page, model.size));
-    // The title and the axis take a row each.
-    let lane_rows = rows / TIMELINE_SHARE - 2;
-    let timeline = timeline::of_first(model, usize::from(lane_rows));
-    let timeline_rows = match &timeline {
-        Body::Timeline(timeline) => {
-            let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
-            2 + lanes.saturating_mul(rows_of_lane(timeline, lane_rows))
-        }
-        _ => 0,
-    };
+    let mut added = Vec::new();
+    if *screen != Screen::Timeline {
+        let lane_rows = rows / TIMELINE_SHARE - 2;
+        let timeline = timeline::of_first(model, usize::from(lane_rows));
+        let kept = match &timeline {
+            Body::Timeline(timeline) => rows_of_timeline(timeline, lane_rows),
+            _ => 0,
+        };
+        added.push(("timeline", timeline, kept));
+    }
     let trends = Body::Text(trends(model, columns, CHART_ROWS));
-    for (title, body, kept) in [("timeline", timeline, timeline_rows), ("trends", trends, 0)] {
+    added.push(("trends", trends, 0));
+    for (title, body, kept) in added {
         let pane = Pane {
             title: title.into(),
             body,
@@ -67,7 +69,13 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
     let tables: u16 = (page.panes[..=last].iter())
         .map(|pane| needed_rows(pane, columns))
         .fold(0, u16::saturating_add);
-    let own = needed_rows(&page.panes[last], columns);
+    let own = match &page.panes[last].body {
+        Body::Timeline(timeline) => {
+            let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
+            rows_of_timeline(timeline, lanes.saturating_add(spare(page)))
+        }
+        _ => needed_rows(&page.panes[last], columns),
+    };
     let unused = (rows / TABLES_SHARE).saturating_sub(tables);
     page.kept_rows[last] = own.saturating_add(unused.min(spare(page)));
     let left = spare(page);
@@ -80,6 +88,14 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
     } else {
         page.kept_rows[last] = page.kept_rows[last].saturating_add(left);
     }
+}
+
+/// The rows of a pane with this timeline, whose lanes share `lane_rows` rows. The title and the axis take a row each.
+fn rows_of_timeline(timeline: &Timeline, lane_rows: u16) -> u16 {
+    let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
+    lanes
+        .saturating_mul(rows_of_lane(timeline, lane_rows))
+        .saturating_add(2)
 }
 
 /// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the

@@ -76,7 +76,7 @@ pub struct ViewModel<'a> {
     pub metric: Metric,
     /// The time range of the timeline.
     pub scale: Scale,
-    /// The selected row of the screen.
+    /// The selected row of the first pane.
     pub row: usize,
     /// Columns and rows of the terminal.
     pub size: (u16, u16),

@@ -66,7 +66,7 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
         }
     }
     // The tables have their share before there are operations, which would move with them otherwise.
-    let tables: u16 = (page.panes[..=last].iter())
+    let above: u16 = (page.panes[..last].iter())
         .map(|pane| needed_rows(pane, columns))
         .fold(0, u16::saturating_add);
     let own = match &page.panes[last].body {
@@ -76,7 +76,7 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
         }
         _ => needed_rows(&page.panes[last], columns),
     };
-    let unused = (rows / TABLES_SHARE).saturating_sub(tables);
+    let unused = (rows / TABLES_SHARE).saturating_sub(above.saturating_add(own));
     page.kept_rows[last] = own.saturating_add(unused.min(spare(page)));
     let left = spare(page);
     // The title and the headings take a row each.

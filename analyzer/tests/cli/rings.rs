@@ -178,6 +178,16 @@ fn ring_of_a_dead_rank_shows_its_phase_and_pending_operation() {
 }
 
 #[test]
+fn a_group_that_has_completed_nothing_is_said_to_have_completed_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let kind = (OpType::AllReduce, "all_reduce");
+    let _ring = record_operations(dir.path(), "young", 1, kind, 0);
+    let shown = rings(dir.path(), &["show", "1"]);
+    let text = "default_pg of ranks 0,1: issued #2, started #2, completed none";
+    assert!(shown.stdout.contains(text), "{}", shown.stdout);
+}
+
+#[test]
 fn rank_without_a_ring_is_one_clear_line() {
     let dir = tempfile::tempdir().unwrap();
     let shown = rings(dir.path(), &["show", "7"]);

@@ -48,6 +48,10 @@ pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Re
             page.item("dropped", PLAIN, &format!("{text} could not be kept"))?;
         }
     }
+    let number_of = |last: i64| match last {
+        0.. => format!("#{last}"),
+        _ => "none".to_owned(),
+    };
     page.items(
         "groups",
         dump.groups.iter().enumerate().map(|(index, group)| {
@@ -55,8 +59,10 @@ pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Re
             let ranks = Ranks(&group.info.ranks).to_string();
             match &group.status {
                 Some(status) => format!(
-                    "{label} of {ranks}: issued #{}, started #{}, completed #{}",
-                    status.last_enqueued, status.last_started, status.last_completed
+                    "{label} of {ranks}: issued {}, started {}, completed {}",
+                    number_of(status.last_enqueued),
+                    number_of(status.last_started),
+                    number_of(status.last_completed)
                 ),
                 None => format!("{label} of {ranks}"),
             }

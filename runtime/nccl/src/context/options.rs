@@ -365,9 +365,12 @@ fn is_on(name: &str, value: &str) -> Result<bool> {
     }
 }
 
+/// Parses a value of the unsigned integer type `T`.
 fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
+    let largest = u64::MAX >> (64 - 8 * size_of::<T>());
+    let expected = format!("a whole number from 0 to {largest}");
     let parsed = value.trim().parse();
-    parsed.map_err(|_| refused(name, value, "a whole number from 0, at most what its type holds"))
+    parsed.map_err(|_| refused(name, value, &expected))
 }
 
 /// Returns the error for a value that is not allowed.

@@ -209,7 +209,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// Parses a whole number from 1.
 fn number(text: &str) -> Result<NonZeroU32, String> {
     text.parse()
-        .map_err(|_| "not a whole number from 1, or too large".to_owned())
+        .map_err(|_| format!("expected a whole number from 1 to {}", u32::MAX))
 }
 
 /// Parses a size: `8`, `64K`, `1.5M`.
@@ -276,7 +276,7 @@ mod tests {
         };
         for (option, value) in [("-n", "0"), ("-n", "x"), ("--iterations", "0")] {
             let text = answer(option, value);
-            assert!(text.contains("not a whole number from 1"), "{text}");
+            assert!(text.contains("expected a whole number from 1"), "{text}");
         }
         let text = answer("--time", "5");
         assert!(text.contains(NO_DURATION), "{text}");

@@ -6,7 +6,7 @@ use crate::input::ras::{Behind, Communicator, Member, MemberState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, RingReader};
 use rcomm_verdict::format::{format_time, rank_set};
-use rcomm_verdict::{Finding, Policy, Problem};
+use rcomm_verdict::{Finding, Policy, Problem, is_exception};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,9 +76,9 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     })
 }
 
-/// The time until the findings on ended processes and recorded failures may change although no record does; `None` if
-/// they will not. They may change when the end of a process or a recorded failure is as old as [`Policy::SETTLE`], and
-/// when a process that ended outside of any operation has been gone for `overdue`.
+/// The time until the findings on ended processes, recorded failures and exceptions may change although no record does;
+/// `None` if they will not. They may change when one of these is as old as [`Policy::SETTLE`], and when a process that
+/// ended outside of any operation has been gone for `overdue`.
 pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
     let left = |since_ns: i64, limit: Duration| {
         let since = now_ns.saturating_sub(since_ns);
@@ -91,8 +91,11 @@ pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -
         .filter(is_dead)
         .map(|dump| dump.identity.dump_time_ns);
     let failures = dumps().flat_map(|dump| &dump.failures);
+    let statuses = dumps().filter_map(|dump| dump.status.as_ref());
+    let exceptions = statuses.filter(|status| is_exception(&status.phase));
     let settled = ends
         .chain(failures.map(|failure| failure.time_ns))
+        .chain(exceptions.map(|status| status.phase_since_ns))
         .filter_map(|ns| left(ns, Policy::SETTLE));
     let idle = dumps()
         .filter(is_dead)

@@ -27,7 +27,7 @@ pub mod logs;
 mod report;
 
 pub use align::{Extent, MAX_WORLD, Message, MessageNumbers, Workers};
-pub use judge::{Analysis, LaterAttempt, Policy, RecordFile, Unread, analyze};
+pub use judge::{Analysis, LaterAttempt, Policy, RecordFile, Unread, analyze, is_exception};
 pub use report::{
     Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,
     GroupReport, Input, InstanceReport, InstanceState, JobEnd, LogInput, LogLine, Place, Price,

@@ -138,3 +138,44 @@ fn a_process_that_ended_between_operations_is_reported_when_it_is_overdue() {
         .report;
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
+
+#[test]
+fn a_rank_that_raised_an_exception_is_named_without_a_change_of_its_record() {
+    let simulation = Simulation::new(Situation::StuckRank, 4, 0);
+    let culprit = simulation.culprit();
+    // The others wait for less than the time after which an operation is overdue.
+    let raised = simulation.fault_ns() as f64 / 1e9 + 0.5;
+    let mut dumps = simulation.dumps_at((raised * 1e9) as i64);
+    for dump in &mut dumps {
+        if dump.identity.rank == Some(culprit) {
+            let status = dump.status.get_or_insert_default();
+            status.phase = "raised ValueError: bad batch".into();
+            status.phase_since_ns = (raised * 1e9) as i64;
+        }
+    }
+    let mut live = Live::new(
+        LiveOptions::default(),
+        rcomm_verdict::analyze,
+        vec!["test".into()],
+    );
+    live.observe(0, poll(dumps), moment(raised));
+    let report = live
+        .refresh(moment(raised))
+        .expect("the first poll gives a snapshot")
+        .report;
+    assert!(
+        report.findings.iter().all(|f| f.culprit_ranks.is_empty()),
+        "the program may catch the exception: {:?}",
+        report.findings
+    );
+    let due = live.due().expect("the exception is about to settle");
+    assert!(due <= Duration::from_secs_f64(raised + 1.0), "{due:?}");
+    let later = moment(raised + 1.1);
+    live.observe(0, unchanged(0..4), later);
+    let report = live
+        .refresh(later)
+        .expect("an exception that has settled gives a snapshot")
+        .report;
+    assert_eq!(report.verdict, Verdict::Stuck);
+    assert_eq!(report.findings[0].culprit_ranks, [culprit]);
+}

@@ -31,4 +31,5 @@ mod waits;
 mod young;
 
 pub use analysis::{Analysis, Unread, analyze};
+pub use life::raised::is_exception;
 pub use policy::{LaterAttempt, Policy, RecordFile};

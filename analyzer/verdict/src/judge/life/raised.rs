@@ -38,18 +38,23 @@ pub(crate) fn went_on(record: &Record) -> bool {
     since > 0 && newest.is_some_and(|op| op.created_ns > since)
 }
 
+/// Whether the recorder for PyTorch notes this phase for an exception that has left the program. An interrupt does not
+/// count: it may be about to end all ranks.
+pub fn is_exception(phase: &str) -> bool {
+    phase.starts_with(RAISED) && !phase.starts_with(INTERRUPTED)
+}
+
 /// Whether an exception has left the program of a rank, [`Policy::SETTLE`] ago or longer: the rank issues nothing more,
-/// though its process may take long to end. An interrupt does not count: it may be about to end all ranks.
+/// though its process may take long to end.
 pub(crate) fn has_left(
     aligned: &Aligned<'_>,
     policy: &Policy,
     life: &Life,
     record: RecordIx,
 ) -> bool {
-    let is_fault = |phase: &str| phase.starts_with(RAISED) && !phase.starts_with(INTERRUPTED);
     let age = began_ns(aligned, record).zip(now_ns(aligned, policy));
     let age = age.map_or(0, |(began, now)| now.saturating_sub(began));
     u128::try_from(age).is_ok_and(|age| age >= Policy::SETTLE.as_nanos())
-        && phase(aligned, life, record).is_some_and(is_fault)
+        && phase(aligned, life, record).is_some_and(is_exception)
         && !went_on(&aligned.records[record])
 }

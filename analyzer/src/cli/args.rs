@@ -28,6 +28,10 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, global = true, default_value_t = Color::Auto, value_name = "WHEN", display_order = 900)]
     pub(crate) color: Color,
 
+    /// Without a command or path: show the evidence, every group and rank, and the merged stacks.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -40,16 +44,6 @@ pub(crate) enum Color {
     Always,
     /// Without color.
     Never,
-}
-
-impl From<Color> for anstream::ColorChoice {
-    fn from(color: Color) -> Self {
-        match color {
-            Color::Auto => Self::Auto,
-            Color::Always => Self::Always,
-            Color::Never => Self::Never,
-        }
-    }
 }
 
 #[derive(Debug, Subcommand)]

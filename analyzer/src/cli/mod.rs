@@ -28,6 +28,7 @@ mod trends;
 mod watch;
 
 use args::{Cli, Command};
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use failure::Failure;
 use std::ffi::OsString;
@@ -38,6 +39,12 @@ use std::process::ExitCode;
 /// until the command has ended. Ends the process if the arguments are wrong or ask for help.
 pub fn main(arguments: Vec<OsString>) -> ExitCode {
     let cli = Cli::parse_from(with_sub_command(arguments));
+    if cli.verbose && cli.command.is_some() {
+        let text = "--verbose before a sub-command has no effect: write it after the sub-command";
+        Cli::command()
+            .error(ErrorKind::ArgumentConflict, text)
+            .exit();
+    }
     let color = cli.color.into();
     run(cli).unwrap_or_else(|failure| {
         failure.show(color);
@@ -81,7 +88,7 @@ pub fn command() -> clap::Command {
 fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let color = cli.color.into();
     let Some(command) = cli.command else {
-        return look::run(color);
+        return look::run(cli.verbose, color);
     };
     match command {
         Command::Analyze(args) => analyze::run(&args, color),

@@ -1,5 +1,6 @@
 //! Writes results to standard output or to a file, with or without color.
 
+use crate::cli::args::Color;
 use crate::cli::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
 use std::ffi::OsStr;
@@ -16,6 +17,16 @@ const MIN_WIDTH: usize = 40;
 
 /// The widest page: wider lines are hard to read.
 const MAX_WIDTH: usize = 110;
+
+impl From<Color> for ColorChoice {
+    fn from(color: Color) -> Self {
+        match color {
+            Color::Auto => Self::Auto,
+            Color::Always => Self::Always,
+            Color::Never => Self::Never,
+        }
+    }
+}
 
 /// Writes output to `path`, or to standard output if that is `None` or `-`.
 ///

@@ -11,7 +11,11 @@ use std::time::{Duration, SystemTime};
 /// Runs the program with this home directory, so that it finds no records of this machine, and with PyTorch's dumps in
 /// `dumps`.
 fn look(home: &Path, dumps: &Path) -> Run {
-    let mut command = rcomm_fr(&[]);
+    look_with(&[], home, dumps)
+}
+
+fn look_with(options: &[&str], home: &Path, dumps: &Path) -> Run {
+    let mut command = rcomm_fr(options);
     command
         .current_dir(home)
         .env("HOME", home)
@@ -60,6 +64,24 @@ fn of_several_runs_in_the_folder_of_dumps_the_newest_is_judged_and_the_others_na
     );
     assert!(others.contains("12 files"), "{run:?}");
     assert!(!run.stdout.contains("old:"), "{run:?}");
+}
+
+#[test]
+fn the_evidence_can_be_asked_for_without_a_path() {
+    let home = tempfile::tempdir().unwrap();
+    let dumps = home.path().join("rcomm-dumps");
+    copy_dumps("cascade-2x2x2", 8, &dumps, SystemTime::now());
+    let none = home.path().join("none");
+    let offer = "--verbose shows the evidence";
+    let brief = look(home.path(), &none);
+    assert!(brief.stdout.contains(offer), "{brief:?}");
+    let verbose = look_with(&["--verbose"], home.path(), &none);
+    assert!(!verbose.stdout.contains(offer), "{verbose:?}");
+    assert!(verbose.stdout.len() > 2 * brief.stdout.len(), "{verbose:?}");
+    let misplaced = look_with(&["--verbose", "trends", "none"], home.path(), &none);
+    assert_eq!(misplaced.code, Some(2), "{misplaced:?}");
+    let expected = "write it after the sub-command";
+    assert!(misplaced.stderr.contains(expected), "{misplaced:?}");
 }
 
 #[test]

@@ -73,7 +73,7 @@ struct Search {
     records: Vec<Records>,
 }
 
-pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
+pub(super) fn run(verbose: bool, color: ColorChoice) -> Result<ExitCode, Failure> {
     let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut search = Search::default();
     search.add_rings(&match environment("RCOMM_RING_DIR") {
@@ -94,7 +94,7 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
         std::cmp::Reverse((records.alive, time))
     });
     match search.records.len() {
-        1.. => show_first(&search, color),
+        1.. => show_first(&search, verbose, color),
         0 => {
             let text = advice::advice(&search.searched, &RankJob::of_node(), &environment);
             output::write_to(None, color, |out| out.write_all(text.as_bytes()))?;
@@ -118,7 +118,7 @@ const OLD: Duration = Duration::from_secs(600);
 /// Shows the report on the newest records that can be judged or, if several jobs live and some reports have findings of
 /// severity error, the newest of these reports. The list of the other records has the verdicts of those that were
 /// judged, and why others could not be.
-fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
+fn show_first(search: &Search, verbose: bool, color: ColorChoice) -> Result<ExitCode, Failure> {
     let is_error = |judged: &Judged| {
         let mut findings = judged.report.findings.iter();
         findings.any(|finding| finding.severity == Severity::Error)
@@ -183,7 +183,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
                 writeln!(out, "{line} The newest records are {age} old:")?;
             }
         }
-        human::write(&shown.report, &analyze::layout(false), out)?;
+        human::write(&shown.report, &analyze::layout(verbose), out)?;
         writeln!(out, "\n{which}: {}\n  {}", line(records), records.command)?;
         let others = (0..).zip(&search.records);
         let others = others.filter(|(other, _)| *other != shown_index);

@@ -33,7 +33,7 @@ export function boxes(report) {
   for (const [kind, ranks] of [["waits", others], ["root", causes]]) {
     if (ranks.length === 0) continue;
     ranks.sort((a, b) => a - b);
-    all.unshift({ ranks, on: new Set(), kind, title: "not waiting", text: ranks.length === 1 ? `last: ${lastCall(ranks[0])}` : "waited for" });
+    all.unshift({ ranks, on: new Set(), kind, title: "waited for", text: ranks.length === 1 ? `last: ${lastCall(ranks[0])}` : `${ranks.length} ranks` });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
   const failed = new Set(report.ranks.filter((rank) => rank.failure != null && rank.pending === 0).map((rank) => rank.rank));

@@ -79,7 +79,7 @@ fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut
     }
 }
 
-/// Draws the title line of a pane and, if a table does not fit, which of its rows are shown:
+/// Draws the title line of a pane and, if a table or a text does not fit, which of its rows are shown:
 /// `── groups ────────────────── 1-9/128 ─`.
 fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buffer) {
     let theme = &state.options.theme;
@@ -97,9 +97,13 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
         theme.style(tone),
     );
     let shown = usize::from(layout::below_title(pane, area).height);
-    if let Body::Table(table) = &pane.body {
-        let shown = shown.saturating_sub(headings(table));
-        let row_count = table.rows.len();
+    let counts = match &pane.body {
+        Body::Table(table) => Some((table.rows.len(), headings(table))),
+        Body::Text(lines) => Some((lines.len(), 0)),
+        Body::Strip(_) | Body::Grid(_) | Body::Timeline(_) => None,
+    };
+    if let Some((row_count, headings)) = counts {
+        let shown = shown.saturating_sub(headings);
         if row_count > shown && shown > 0 {
             let selected = if focused { state.selection().row } else { 0 };
             let first = first_shown(selected, row_count, shown);

@@ -80,7 +80,8 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
         }
     }
     facts.push_str(match view.liveness {
-        Liveness::Alive => "  process alive",
+        // A stopped process exists, too.
+        Liveness::Alive => "  process exists",
         Liveness::Dead => "  process gone",
         Liveness::Unknown => "",
     });

@@ -150,7 +150,8 @@ impl TcpStore {
     /// [`ErrorKind::Timeout`] gives the number of workers that were counted. Otherwise the error of the store.
     pub fn wait_for_workers(&self, world_size: u32, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
-        let limit = after(self.limit_of(timeout));
+        // Longer than the deadline: a server that answers until then is not silent.
+        let limit = after(timeout.saturating_add(GRACE));
         let count_workers = |more| limit::with_limit(limit, || self.add_raw(WORKERS, more));
         let mut count = count_workers(1)?;
         let mut pause = Duration::from_millis(1);

@@ -10,8 +10,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// A store that runs `then` once: when its rank looks for `key`, or, if `key` is [`MANY`], when the rank reads several
-/// keys.
+/// A store that runs `then` once: when its rank looks for `key` or sets it, or, if `key` is [`MANY`], when the rank reads
+/// several keys.
 struct RunOnCheck {
     key: &'static str,
     store: Arc<dyn Store>,
@@ -25,17 +25,28 @@ const LIVENESS: &str = "cpu/addr/1";
 /// In place of a key: the rank reads several keys.
 const MANY: &str = "*";
 
+impl RunOnCheck {
+    fn run_on(&self, key: &str) {
+        let then = match key == self.key {
+            true => self.then.lock().unwrap().take(),
+            false => None,
+        };
+        if let Some(then) = then {
+            then();
+        }
+    }
+}
+
 impl Store for RunOnCheck {
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        if keys == [self.key]
-            && let Some(then) = self.then.lock().unwrap().take()
-        {
-            then();
+        if let [key] = keys {
+            self.run_on(key);
         }
         self.store.check(keys)
     }
 
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.run_on(key);
         self.store.set(key, value)
     }
 
@@ -249,27 +260,52 @@ fn hosts_of_two(store: Arc<dyn Store>, limit: Duration) -> rcomm_core::Error {
 
 #[test]
 fn a_rank_that_left_after_its_time_out_is_not_blamed_though_the_store_is_silent() {
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let shared: Arc<dyn Store> = Arc::new(HashStore::new());
-    let store_of_first: Arc<dyn Store> = Arc::new(RunOnCheck {
-        // The key that rank 0 looks for to learn why rank 1 has left.
-        key: "world//gave_up/1",
-        store: shared.clone(),
-        then: Mutex::new(Some(Box::new(move || {
-            let _ = held.recv_timeout(LONG);
-        }))),
+    assert_names_whom_the_rank_that_left_awaited(|_| {});
+}
+
+#[test]
+fn a_rank_that_left_is_not_blamed_though_another_call_was_in_flight() {
+    // The receive ends with the group, and tells at once that the rank leaves; the thread that ends the group is then
+    // still at the silent store.
+    assert_names_whom_the_rank_that_left_awaited(|rig| {
+        rig.issue(Op::Recv {
+            buffer: Buffer::from_vec(vec![0_u8]),
+            peer: Some(2),
+            tag: 7,
+        })
     });
+}
+
+/// Rank 1 of three waits in vain for rank 2 in a group of the two, and leaves the group of all, in which it has made the
+/// call `pending`. Checks that the error of rank 0, which waits for it there, names rank 2 although the store answers
+/// neither.
+fn assert_names_whom_the_rank_that_left_awaited<P>(pending: impl Fn(&Rig) -> P + Sync) {
+    let shared: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let silent = || -> Arc<dyn Store> {
+        let held = held.clone();
+        Arc::new(RunOnCheck {
+            // Where rank 1 leaves its reason, and rank 0 looks for it.
+            key: "world//gave_up/1",
+            store: shared.clone(),
+            then: Mutex::new(Some(Box::new(move || {
+                let _ = held.lock().unwrap().recv_timeout(LONG);
+            }))),
+        })
+    };
     let pair_of = |rig: &Rig| {
         let pair = group_context(&rig.store, "pair", 2, &[1, 2], rig.rank as u32);
         rig.factory.connect(pair, LONG.into()).unwrap()
     };
     let error = std::thread::scope(|scope| {
         let first = scope.spawn(|| {
-            let rig = Rig::new(store_of_first, 0, 3, Wiring::Shm);
+            let rig = Rig::new(silent(), 0, 3, Wiring::Shm);
             rig.run(Op::Barrier).unwrap_err()
         });
         scope.spawn(|| {
-            let rig = Rig::new(shared.clone(), 1, 3, Wiring::Shm);
+            let rig = Rig::new(silent(), 1, 3, Wiring::Shm);
+            let _pending = pending(&rig);
             let pair = pair_of(&rig);
             let call = rig.call(&Op::Barrier, Duration::from_millis(100));
             let late = pair.run(&mut Op::Barrier, call, &NoObserver).err();
@@ -284,9 +320,9 @@ fn a_rank_that_left_after_its_time_out_is_not_blamed_though_the_store_is_silent(
         });
         let error = first.join().unwrap();
         shared.set("the end", b"").unwrap();
+        drop(release);
         error
     });
-    drop(release);
     assert_eq!(error.ranks(), [2], "{error}");
     assert_eq!(
         error.to_string(),

@@ -469,11 +469,12 @@ impl FlightRecorder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Placement, RecorderConfig};
+    use crate::record::{Placement, RecorderConfig, RingPart};
 
     fn recorder(links: u32) -> FlightRecorder {
         let config = RecorderConfig {
             placement: Placement::Memory,
+            part: RingPart::NcclProfiler,
             links,
             ..RecorderConfig::new("job", 0, 2)
         };

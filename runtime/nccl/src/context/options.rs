@@ -7,6 +7,7 @@ use crate::library::Search;
 use crate::library::config::{Blocking, CommOptions};
 use rcomm_core::config::Config;
 use rcomm_core::{Error, ErrorKind, Result};
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -222,7 +223,7 @@ impl NcclOptions {
         options.driver = path("RCOMM_CUDA_LIB");
         options.python_prefix = path("VIRTUAL_ENV").or_else(|| path("CONDA_PREFIX"));
         if let Some(value) = text("RCOMM_CUDA_DEVICE") {
-            options.device = Some(number("RCOMM_CUDA_DEVICE", &value)?);
+            options.device = Some(number("RCOMM_CUDA_DEVICE", &value, 0)?);
         }
         let switch = |names: [&str; 2]| -> Result<bool> {
             for name in names {
@@ -240,10 +241,7 @@ impl NcclOptions {
         }
         for name in ["TORCH_NCCL_RANKS_PER_ROOT", "RCOMM_NCCL_RANKS_PER_ID"] {
             if let Some(value) = text(name) {
-                options.ranks_per_id = number(name, &value)?;
-                if options.ranks_per_id == 0 {
-                    return Err(refused(name, &value, "at least 1"));
-                }
+                options.ranks_per_id = number(name, &value, 1)?;
             }
         }
         if let Some(value) = text("TORCH_NCCL_USE_COMM_NONBLOCKING") {
@@ -365,12 +363,14 @@ fn is_on(name: &str, value: &str) -> Result<bool> {
     }
 }
 
-/// Parses a value of the unsigned integer type `T`.
-fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
-    let largest = u64::MAX >> (64 - 8 * size_of::<T>());
-    let expected = format!("a whole number from 0 to {largest}");
-    let parsed = value.trim().parse();
-    parsed.map_err(|_| refused(name, value, &expected))
+/// Parses a value of the unsigned integer type `T` that is at least `least`.
+fn number<T: FromStr + PartialOrd + Display>(name: &str, value: &str, least: T) -> Result<T> {
+    let parsed = value.trim().parse().ok();
+    parsed.filter(|number| *number >= least).ok_or_else(|| {
+        let largest = u64::MAX >> (64 - 8 * size_of::<T>());
+        let expected = format!("a whole number from {least} to {largest}");
+        refused(name, value, &expected)
+    })
 }
 
 /// Returns the error for a value that is not allowed.
@@ -585,7 +585,7 @@ mod tests {
             refusal("TORCH_NCCL_ENABLE_TIMING", "perhaps"),
             "TORCH_NCCL_ENABLE_TIMING is \"perhaps\": it must be 0 or 1"
         );
-        assert!(refusal("RCOMM_NCCL_RANKS_PER_ID", "0").contains("at least 1"));
+        assert!(refusal("RCOMM_NCCL_RANKS_PER_ID", "0").contains("from 1 to"));
         assert!(refusal("RCOMM_NCCL_COMMS_PER_PAIR", "3").contains("must be 1 or 2"));
         assert!(refusal("RCOMM_NCCL_ALGORITHMS", "ring tree").contains("commas"));
         assert!(refusal("RCOMM_NCCL_LAUNCH_ORDER", "host").contains("implicit or library"));

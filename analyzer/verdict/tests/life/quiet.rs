@@ -5,7 +5,7 @@ use crate::job::{State, alive, at, closed, dead, fails, launch, record};
 use crate::root;
 use rcomm_recorder::model::{FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
+use rcomm_verdict::{Code, Finding, Policy, Report, Verdict, analyze};
 
 fn judge_live(dumps: &[Dump], now: f64) -> Report {
     let policy = Policy {
@@ -311,6 +311,15 @@ fn a_rank_whose_program_an_exception_has_left_is_named_before_the_others_are_ove
     let failed = [DONE, (1.0, State::Failed(1.4))];
     let report = judge_live(&named_phase(RAISED, &[DONE], &failed), 2.3);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    // The exception may have its cause in another rank that is missing, or that is gone.
+    let mut dumps = named_phase(RAISED, &[DONE], &wait);
+    dumps[2] = named_phase("", &[DONE], &[DONE]).remove(2);
+    assert!(judge_live(&dumps, 2.3).findings.is_empty());
+    let mut dumps = named_phase(RAISED, &[DONE], &failed);
+    dumps[2] = dead(record(2, 4, &[DONE]), 1.19);
+    let report = judge_live(&dumps, 2.3);
+    let names_it = |finding: &Finding| finding.culprit_ranks.contains(&1);
+    assert!(!report.findings.iter().any(names_it), "{report:?}");
     // An operation that failed before is not why it failed.
     let before = [DONE, (1.0, State::Failed(1.1))];
     let report = judge_live(&named_phase(RAISED, &[DONE], &before), 2.3);

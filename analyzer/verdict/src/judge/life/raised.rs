@@ -18,13 +18,14 @@ pub(crate) fn phase<'a>(
 ) -> Option<&'a str> {
     let status = aligned.records[record].status.as_ref()?;
     // Such a phase, for example of an exception, does not show what the rank did before.
-    let is_of_end = life.is_being_ended(began_ns(aligned, record)?);
+    let is_of_end = began_ns(aligned, record).is_some_and(|began| life.is_being_ended(began));
     (!status.phase.is_empty() && !is_of_end).then_some(&*status.phase)
 }
 
-/// When the phase of a rank began, common time, ns.
+/// When the phase of a rank began, common time, ns; `None` if that is not known.
 pub(crate) fn began_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
-    let since_ns = aligned.records[record].status.as_ref()?.phase_since_ns;
+    let status = aligned.records[record].status.as_ref()?;
+    let since_ns = Some(status.phase_since_ns).filter(|&since_ns| since_ns > 0)?;
     Some(since_ns.saturating_sub(aligned.offsets_ns[record]))
 }
 

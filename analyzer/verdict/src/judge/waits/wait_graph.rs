@@ -66,9 +66,10 @@ pub(crate) struct WaitGraph {
     /// For each record: whether each of its unfinished operations is overdue. Outside of a snapshot, all are in which a
     /// rank may wait ([`is_a_wait`]).
     pub(super) overdue: Vec<Vec<bool>>,
-    /// For each record: whether its rank issues nothing more: the end of its process is a cause, or an exception has left
-    /// its program.
-    issues_no_more: Vec<bool>,
+    /// For each record: whether the process of its rank went first.
+    went_first: Vec<bool>,
+    /// For each record: whether an exception has left the program of its rank ([`has_left`]).
+    raised: Vec<bool>,
     pub(crate) places: Vec<Place>,
     /// For each place: the ranks that have arrived.
     pub(crate) arrived: Vec<Vec<Node>>,
@@ -109,11 +110,11 @@ impl WaitGraph {
         let mut graph = Self {
             pending: Vec::new(),
             overdue: Vec::new(),
-            issues_no_more: (0..aligned.records.len())
-                .map(|record| {
-                    life.went_first(aligned.records[record].rank)
-                        || has_left(aligned, policy, life, record)
-                })
+            went_first: (0..aligned.records.len())
+                .map(|record| life.went_first(aligned.records[record].rank))
+                .collect(),
+            raised: (0..aligned.records.len())
+                .map(|record| has_left(aligned, policy, life, record))
                 .collect(),
             places: Vec::new(),
             arrived: Vec::new(),
@@ -232,15 +233,16 @@ impl WaitGraph {
     /// rank does not become more certain with age.
     fn is_anything_due(&self) -> bool {
         let mut overdue = self.overdue.iter().flatten();
-        overdue.any(|&overdue| overdue) || self.issues_no_more.iter().any(|&ended| ended)
+        let mut issue_no_more = self.went_first.iter().chain(&self.raised);
+        overdue.any(|&overdue| overdue) || issue_no_more.any(|&ended| ended)
     }
 
     /// For each node: whether a wait that leads to it is due, because it is overdue or because a rank that it needs
     /// issues nothing more. Other young operations may complete at any moment.
     pub(crate) fn due(&self, aligned: &Aligned<'_>) -> Vec<bool> {
-        let has_ended = |node: Node| {
+        let is_of = |of_records: &[bool], node: Node| {
             let mut records = aligned.records_of(aligned.expected[node]);
-            records.any(|record| self.issues_no_more[record])
+            records.any(|record| of_records[record])
         };
         let mut due = vec![false; self.ranks + self.places.len()];
         let spread = |from: Vec<Node>, due: &mut Vec<bool>| {
@@ -255,8 +257,16 @@ impl WaitGraph {
         spread(overdue.map(|place| place + self.ranks).collect(), &mut due);
         // At a young place only such ranks are missed for certain: the others may be on their way.
         for place in 0..self.places.len() {
-            let missing = self.missing[place].iter().map(|&(node, _)| node);
-            let ended: Vec<Node> = missing.filter(|&node| has_ended(node)).collect();
+            let missing = &self.missing[place];
+            // The device of a program that raised may still carry out what was issued, and the cause of the exception may
+            // be another rank that is missing there.
+            let all_raised = missing
+                .iter()
+                .all(|&(node, why)| why == Missing::Absent && is_of(&self.raised, node));
+            let missing = missing.iter().map(|&(node, _)| node);
+            let ended: Vec<Node> = missing
+                .filter(|&node| all_raised || is_of(&self.went_first, node))
+                .collect();
             if !ended.is_empty() {
                 spread(ended, &mut due);
                 due[place + self.ranks] = true;

@@ -78,19 +78,36 @@ impl Check for NotJoined {
     }
 }
 
+/// Common times of two hosts that differ by less than this, ns, do not show what came first.
+const CLOCKS_AGREE_NS: i64 = 50_000_000;
+
 /// Whether an exception had left the program of this rank before the operation of a place failed: the end of its process
-/// closes connections.
+/// closes connections. Not if another rank that is missing there is gone, which may be the cause of the exception, or if
+/// the clocks do not show what came first.
 fn had_left(ctx: &Context<'_>, place: usize, node: Node) -> bool {
-    let ops = ctx.ops_of(place).into_iter();
-    let failed = ops.filter_map(|(record, position)| {
+    let mut others = ctx.graph.missing[place].iter();
+    if others.any(|&(other, _)| other != node && ctx.life.gone(ctx.rank(other)).is_some()) {
+        return false;
+    }
+    let ops = || ctx.ops_of(place).into_iter();
+    let is_known = |record: usize| ctx.aligned.clock_known[record];
+    if !ops().all(|(record, _)| is_known(record))
+        || !ctx.aligned.records_of(ctx.rank(node)).all(is_known)
+    {
+        return false;
+    }
+    let failed = ops().filter_map(|(record, position)| {
         let failed_ns = ctx.aligned.op(record, position).failed_ns()?;
         Some(failed_ns.saturating_sub(ctx.aligned.offsets_ns[record]))
     });
-    let first_failed_ns = failed.min();
+    let Some(first_failed_ns) = failed.min() else {
+        return false;
+    };
     let mut records = ctx.aligned.records_of(ctx.rank(node));
     records.any(|record| {
         has_left(ctx.aligned, ctx.policy, ctx.life, record)
-            && began_ns(ctx.aligned, record) <= first_failed_ns
+            && began_ns(ctx.aligned, record)
+                .is_some_and(|began_ns| began_ns.saturating_add(CLOCKS_AGREE_NS) <= first_failed_ns)
     })
 }
 
@@ -161,9 +178,11 @@ const MISSED_EARLY: f64 = 0.5;
 /// The highest confidence if several ranks are missing that wait for nothing: all may be at fault, or one alone.
 const SEVERAL: f64 = 0.75;
 
-/// Whether each of these ranks has named a phase: then each is at work by itself.
+/// Whether each of these ranks has named a phase: then each is at work by itself. The phase of an exception does not
+/// show that: another rank may be its cause.
 fn all_named_phases(ctx: &Context<'_>, records: &[usize]) -> bool {
-    records.iter().all(|&record| ctx.phase(record).is_some())
+    let is_at_work = |&record: &usize| ctx.phase(record).is_some() && ctx.raised(record).is_none();
+    records.iter().all(is_at_work)
 }
 
 /// The highest confidence if a rank is missing whose process is gone: less than that of the finding on that rank.
@@ -178,8 +197,8 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         .iter()
         .filter_map(|&rank| ctx.aligned.record_of(rank))
         .collect();
-    // A rank whose program ends by an exception will not come.
-    records.sort_by_key(|&record| ctx.raised(record).is_none());
+    // A rank whose program ends by an exception will not come. The first that raised may be why another did.
+    records.sort_by_key(|&record| (ctx.raised(record).is_none(), began_ns(ctx.aligned, record)));
     let ranks_of = |issued: bool| -> Vec<Rank> {
         let of_kind = nodes
             .iter()

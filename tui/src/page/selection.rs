@@ -13,9 +13,24 @@ pub struct Selection {
     pub pane: usize,
     /// Order of the rows of the focused pane.
     pub sort: Sort,
+    /// The selected row of the first pane and the order of its rows, while another pane has the focus.
+    pub first: (usize, Sort),
 }
 
 impl Selection {
+    /// Moves the focus to this pane. The first pane keeps its row and its order, since other panes show details of that
+    /// row.
+    pub fn focus(&mut self, pane: usize) {
+        if self.pane == 0 {
+            self.first = (self.row, self.sort);
+        }
+        self.pane = pane;
+        (self.row, self.sort) = match pane {
+            0 => self.first,
+            _ => <(usize, Sort)>::default(),
+        };
+    }
+
     /// Moves by `delta` rows among `rows`, stopping at the ends.
     pub fn move_by(&mut self, delta: isize, rows: usize) {
         self.row = self.row.saturating_add_signed(delta);

@@ -29,7 +29,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ("mute CODE", "mute or unmute a code of findings"),
     (
         "export text|json|perfetto [FILE]",
-        "write the view, the report or the timeline",
+        "write the screen, the report or the timeline",
     ),
     ("save [FILE]", "write this screen as text"),
     (
@@ -129,7 +129,7 @@ fn export(rest: &str) -> Result<TypedCommand, String> {
     ))
 }
 
-/// Names in the job that completion can offer.
+/// Names that the completion of commands and filters can offer.
 #[derive(Clone, Debug, Default)]
 pub struct KnownNames {
     /// Labels of groups.
@@ -138,7 +138,7 @@ pub struct KnownNames {
     pub hosts: Vec<String>,
     /// Names of operations in flight.
     pub ops: Vec<String>,
-    /// Codes of findings.
+    /// All codes of findings.
     pub codes: Vec<String>,
     /// Ranks that completion offers: root causes and marked ranks.
     pub ranks: Vec<String>,

@@ -310,9 +310,7 @@ impl State {
     fn next_pane(&mut self, by: usize) {
         let panes = self.page.panes.len().max(1);
         let selection = self.selection_mut();
-        selection.pane = (selection.pane + by) % panes;
-        selection.row = 0;
-        selection.sort = crate::page::table::Sort::default();
+        selection.focus((selection.pane + by) % panes);
     }
 
     /// On the first screen, opens the view of the focused pane, or the first rank at fault for the pane that looks

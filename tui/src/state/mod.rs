@@ -17,7 +17,7 @@ pub mod trends;
 use crate::keys::Keymap;
 use crate::page::layout;
 use crate::page::selection::Selection;
-use crate::page::table::Table;
+use crate::page::table::{Sort, Table};
 use crate::page::theme::{Theme, Tone};
 use crate::page::{Body, Line, Page, plain, styled};
 use crate::state::event::{Command, Event};
@@ -387,10 +387,14 @@ impl State {
                 table.choose(names);
             }
         }
-        let Selection { pane, sort, .. } = self.selection();
-        if let Some(Body::Table(table)) = self.page.panes.get_mut(pane).map(|p| &mut p.body) {
-            table.sort(sort);
+        let Selection {
+            pane, sort, first, ..
+        } = self.selection();
+        if pane > 0 {
+            self.sort_pane(0, first.1);
         }
+        self.sort_pane(pane, sort);
+        let own_panes = self.page.panes.len();
         let row = self.row_of_first_pane();
         let shown = self.history.shown();
         let more = shown.and_then(|it| self.model(it).selected(self.screen(), &self.page, row));
@@ -399,6 +403,10 @@ impl State {
             let mut page = std::mem::take(&mut self.page);
             fill(&self.model(snapshot), self.screen(), &mut page);
             self.page = page;
+        }
+        // A pane that was added since.
+        if pane >= own_panes {
+            self.sort_pane(pane, sort);
         }
         let pane = pane.min(self.page.panes.len().saturating_sub(1));
         let rows = self.page.rows(pane);
@@ -439,12 +447,19 @@ impl State {
         .page(&Screen::Help)
     }
 
-    /// The selected row of the first pane: its first one while another pane has the focus.
+    /// Orders the rows of a pane, if it is a table.
+    fn sort_pane(&mut self, pane: usize, sort: Sort) {
+        if let Some(Body::Table(table)) = self.page.panes.get_mut(pane).map(|p| &mut p.body) {
+            table.sort(sort);
+        }
+    }
+
+    /// The selected row of the first pane, also while another pane has the focus.
     fn row_of_first_pane(&self) -> usize {
         let selection = self.selection();
         match selection.pane {
             0 => selection.row,
-            _ => 0,
+            _ => selection.first.0,
         }
     }
 

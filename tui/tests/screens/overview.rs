@@ -243,6 +243,21 @@ fn views_that_leave_rows_empty_have_operations_a_timeline_and_trends_that_no_row
     let warnings = titles(&state);
     press(&mut state, "<tab><tab><down>");
     assert_eq!(titles(&state), warnings);
+    // The other panes show the warning that was chosen.
+    let mut two = few.clone();
+    let mut report = Report::clone(&two.report);
+    let mut other = report.findings[0].clone();
+    (other.id, other.code) = (other.id + 1, Code::E112);
+    report.findings.push(other);
+    two.report = Arc::new(report);
+    let mut state = showing(two, (200, 50));
+    press(&mut state, "6");
+    let warnings = titles(&state);
+    press(&mut state, "<down>");
+    let chosen = titles(&state);
+    assert_ne!(chosen, warnings);
+    press(&mut state, "<tab>");
+    assert_eq!(titles(&state), chosen);
     // The timeline can be selected, and opens the rank.
     let mut state = showing(few, (200, 50));
     press(&mut state, "4<tab><tab><enter>");

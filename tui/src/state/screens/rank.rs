@@ -251,6 +251,8 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
     let state = match entry.graph_id {
         // The operation runs whenever the graph is launched; launches are not recorded, so its state is unknown.
         Some(graph) => Cell::text(format!("in graph {graph}")),
+        // The word of the matrix's legend.
+        None if entry.state == EntryState::Scheduled => Cell::text("queued"),
         None => Cell::text(entry.state.name()),
     };
     Row {

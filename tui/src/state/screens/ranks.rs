@@ -295,7 +295,8 @@ fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let on_host = model.index.hosts.iter().find(|host| host.name == view.host);
     let size = on_host.map_or(0, |host| host.ranks.len());
     // With one rank on each host, all have the same local rank.
-    let has_local_ranks = model.index.hosts.iter().any(|host| host.ranks.len() > 1);
+    let mut known_hosts = (model.index.hosts.iter()).filter(|host| !host.name.is_empty());
+    let has_local_ranks = known_hosts.any(|host| host.ranks.len() > 1);
     let number = odd.len();
     Some(match (hosts.len(), locals.len()) {
         _ if number == 1 => format!("{} alone", model.rank_label(view.rank)),

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Name and version of the format.
 const SCHEMA: &str = "rcomm.recording/1";
 /// A frame holds at most this many operations of one record, unless older ones are pending.
-const MOST_OPERATIONS: usize = 512;
+const RECENT_OPERATIONS: usize = 512;
 /// The longest line and the longest record that are read, bytes.
 const MOST_BYTES: u64 = 256 << 20;
 
@@ -120,7 +120,7 @@ impl RecordingWriter {
                 {
                     continue;
                 }
-                let blob = dump.newest(MOST_OPERATIONS).to_json();
+                let blob = dump.newest(RECENT_OPERATIONS).to_json();
                 self.last.insert(key, dump.clone());
                 records.push(RecordedHead {
                     rank: view.rank,

@@ -511,9 +511,9 @@ mod tests {
             records,
         };
         let dumps = records(fixtures.join("healthy-w4/pickle"), false);
-        assert!(show_first(&search(vec![gone(), dumps]), ColorChoice::Never).is_ok());
+        assert!(show_first(&search(vec![gone(), dumps]), false, ColorChoice::Never).is_ok());
         let both = search(vec![gone(), gone()]);
-        assert!(show_first(&both, ColorChoice::Never).is_err());
+        assert!(show_first(&both, false, ColorChoice::Never).is_err());
     }
 
     #[test]

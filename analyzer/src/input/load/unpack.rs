@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
-/// The most layers of compression and archives that are unpacked, such as two for a `.tar.gz`.
+/// The largest number of layers of compression and archives that are unpacked; a `.tar.gz` has two.
 const MAX_DEPTH: usize = 4;
 
 /// The kind of file, from its first bytes.

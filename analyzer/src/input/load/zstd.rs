@@ -52,7 +52,7 @@ fn decode_error(error: &FrameDecoderError) -> io::Error {
                 kind @ io::ErrorKind::UnexpectedEof => {
                     io::Error::new(kind, "its zstd data ends too early")
                 }
-                // The decoder lends the input's error, so only the text can be passed on.
+                // The decoder only lends the input's error, so a new one with its kind and text is passed on.
                 kind => io::Error::new(kind, error.to_string()),
             };
         }

@@ -22,7 +22,7 @@ static REGISTERED: Handles<Registered> = Handles::new("registration");
 
 const PAGE: u64 = 4096;
 
-/// Whether some of these bytes are registered with a live communicator.
+/// Whether some of these bytes are on pages that are registered with a live communicator.
 pub(crate) fn is_registered(at: u64, size: u64) -> bool {
     REGISTERED.any(|range| at < range.end && range.begin < at + size)
 }

@@ -5,7 +5,7 @@ use crate::config::values::largest;
 use crate::op::error::Result;
 use std::str::FromStr;
 
-/// The environment, looked up by name. A variable without a value counts as not set.
+/// The environment, looked up by name. A variable with an empty value counts as not set.
 struct Environment<F>(F);
 
 impl<F: Fn(&str) -> Option<String>> Environment<F> {

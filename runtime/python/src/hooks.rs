@@ -90,7 +90,7 @@ const NAMED: [Named; 20] = [
     named(OpType::AllToAllVSingle, "all_to_all_single"),
 ];
 
-/// What stands for a number that this table does not have.
+/// The name of an operation whose number is not in this table.
 const UNKNOWN: Named = without_future(OpType::Other, "unknown");
 
 /// PyTorch calls no hook for a monitored barrier: `rcomm/torch.py` notes the call of the method.

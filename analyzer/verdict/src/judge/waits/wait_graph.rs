@@ -255,7 +255,7 @@ impl WaitGraph {
         };
         let overdue = (0..self.places.len()).filter(|&place| self.is_place_overdue(aligned, place));
         spread(overdue.map(|place| place + self.ranks).collect(), &mut due);
-        // At a young place only such ranks are missed for certain: the others may be on their way.
+        // At a young place only ranks that issue nothing more are missed for certain: the others may still come.
         for place in 0..self.places.len() {
             let missing = &self.missing[place];
             // The device of a program that raised may still carry out what was issued, and the cause of the exception may

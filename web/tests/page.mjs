@@ -46,7 +46,7 @@ printLine("live update: ok");
 await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
 assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`));
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
-assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: not waiting; last: /);
+assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: waited for; last: /);
 assert.equal(await page.locator("#ranks .root").count(), 1);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
 assert.ok(await page.locator("#matrix .never_issued").count() >= 1);
@@ -180,7 +180,7 @@ const heads = await page.evaluate(async () => {
   const findings = [{ severity: "error", caused_by: null, culprit_ranks: [2] }];
   return boxes({ groups: [{ group }], findings, ranks, waits }).map((box) => `${box.kind} ${box.ranks}: ${box.title}`);
 });
-assert.deepEqual(heads, ["root 2: not waiting", "waits 1: failed", "waits 0: all_reduce #6"]);
+assert.deepEqual(heads, ["root 2: waited for", "waits 1: failed", "waits 0: all_reduce #6"]);
 // A rank at fault that waits in the same operation as others has a box of its own.
 const apart = await page.evaluate(async () => {
   const { boxes } = await import("/assets/graph.js");

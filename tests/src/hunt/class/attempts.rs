@@ -7,7 +7,7 @@ use rcomm_analyzer::{Extent, RecordFile};
 use rcomm_recorder::publish::Dump;
 
 /// Adds the records that an earlier job has left in the same folder: those that the later one did not replace, or all
-/// in a folder of their own.
+/// in a folder of their own. Where the later one has left none, the earlier one is the job that is judged.
 pub(super) fn add_earlier(case: &mut Case, random: &mut Random) {
     let job = &case.job;
     let same_size = random.chance(0.6);
@@ -26,6 +26,13 @@ pub(super) fn add_earlier(case: &mut Case, random: &mut Random) {
             break earlier;
         }
     };
+    if case.dumps.is_empty() {
+        *case = Case {
+            class: Class::Attempts,
+            ..earlier
+        };
+        return;
+    }
     let gap = *random.pick(&[3, 20, 300, 7200, 200_000]) * SECOND;
     let back = earlier.history.last.max(earlier.moment) + 25 * SECOND + gap;
     let apart = random.chance(0.3);

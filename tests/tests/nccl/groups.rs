@@ -55,6 +55,44 @@ fn groups_are_split_off_one_another() {
 }
 
 #[test]
+fn the_number_of_a_communicator_is_read_where_the_library_states_it_and_else_computed() {
+    // The simulator's own formula is that of NCCL 2.30.7. With `comm_hash`, communicators that were joined have the number
+    // 77, those that were split off them 78, and those that were split off these 79.
+    let (_folder, lacking) = super::libraries::without(&["ncclCommQueryProperties"]);
+    let current = rcomm_tests::simulator::path();
+    let jobs = [
+        (&current, "version=23102,comm_hash=77", "0", true),
+        (&current, "version=23102,comm_hash=77", "1", true),
+        (&current, "version=23102,comm_hash=0", "1", false),
+        (&current, "version=23007,comm_hash=77", "1", false),
+        (&lacking, "version=23102,comm_hash=77", "1", false),
+    ];
+    for (library, faults, blocking, is_read) in jobs {
+        let (_job, outputs) = run("split", |_, command| {
+            super::over(library, command);
+            command
+                .env("RCOMM_SIM", faults)
+                .env("RCOMM_NCCL_BLOCKING", blocking);
+        });
+        let mut firsts = Vec::new();
+        for output in &outputs {
+            let states = lines(output, "communicator");
+            let ids = states.iter().filter_map(|state| state.split_once(':'));
+            let number = |id: &str| u64::from_str_radix(id.strip_prefix("0x")?, 16).ok();
+            let ids: Vec<u64> = ids.map(|(id, _)| number(id).unwrap()).collect();
+            assert!(ids.len() >= 3, "{faults}: {output}");
+            let given = ids.iter().filter(|id| (77..=79).contains(*id)).count();
+            let expected = if is_read { ids.len() } else { 0 };
+            assert_eq!(given, expected, "{faults}, {blocking}: {ids:?}");
+            assert_eq!(ids[0] == 77, is_read, "{faults}, {blocking}: {ids:?}");
+            firsts.push(ids[0]);
+        }
+        // All members have one number, computed or read.
+        assert_eq!(firsts, [firsts[0]; 4], "{faults}, {blocking}");
+    }
+}
+
+#[test]
 fn groups_work_with_every_setting_of_how_ranks_join() {
     for variables in [
         &[("RCOMM_NCCL_BLOCKING", "1")][..],

@@ -190,8 +190,10 @@ impl NcclBackend {
         group: &GroupContext,
         deadline: Deadline,
     ) -> Result<Arc<dyn Backend>> {
-        let parent = self.main.hash().unwrap_or_default();
-        let hash = hash::of_child(shared.library.version(), parent, number_and_color);
+        let hash = comm.stated_hash().unwrap_or_else(|| {
+            let parent = self.main.hash().unwrap_or_default();
+            hash::of_child(shared.library.version(), parent, number_and_color)
+        });
         let queue = CommQueue::from_comm(&shared, parts, comm, hash);
         queue
             .drain(deadline)

@@ -16,6 +16,7 @@ pub(crate) mod init;
 mod joined;
 pub(crate) mod members;
 mod peer_info;
+mod properties;
 pub(crate) mod store_exchange;
 
 use crate::cuda::device::CudaDevice;

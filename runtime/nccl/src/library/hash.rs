@@ -2,9 +2,9 @@
 //! 2.26 on, its logs show the number of joined communicators too (`commId`). By this number, a dump can be matched with
 //! the output of NCCL and of these tools.
 //!
-//! No function of `nccl.h` returns the number, up to 2.32.3. The formulas are those of `init.cc` (`commHash`
-//! in `ncclCommInitRankFunc`) and of `getHash` (`misc/utils.cc`, later `include/bitops.h`): one formula up to 2.25.1,
-//! another from 2.26.2 on. The formula for children also changed with 2.24; for children of older releases rcomm
+//! From 2.31 on the library states the number (`Comm::stated_hash`). For older ones it is computed here. The formulas
+//! are those of `init.cc` (`commHash` in `ncclCommInitRankFunc`) and of `getHash` (`misc/utils.cc`, later
+//! `include/bitops.h`): one formula up to 2.25.1, another from 2.26.2 on. The formula for children also changed with 2.24; for children of older releases rcomm
 //! computes a number of its own, which is the same on all members.
 
 use super::Version;

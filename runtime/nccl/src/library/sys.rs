@@ -129,7 +129,7 @@ pub(crate) struct WaitSignalDesc {
     pub(crate) ctx: c_int,
 }
 
-/// `ncclCommProperties_t` of 2.30.7 (`nccl_device/core.h`), followed by spare bytes in case a newer library writes
+/// `ncclCommProperties_t` of 2.31.2 (`nccl_device/core.h`), followed by spare bytes in case a newer library writes
 /// fields that it has added.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -149,16 +149,22 @@ pub(crate) struct CommProperties {
     /// Whether one-sided operations are supported; filled in from 2.29.7 on.
     pub(crate) host_rma_support: u8,
     railed_gin_type: c_int,
+    /// NCCL's own number of the communicator; filled in from 2.31 on.
+    pub(crate) comm_hash: u64,
+    gin_min_stride: c_int,
+    gin_connection_type: c_int,
+    gin_support: [u8; 64],
+    dev_comm_runtime_version_size: usize,
     reserved: [u64; 16],
 }
 
 impl CommProperties {
     /// The release whose layout this is.
-    const VERSION: c_uint = 23_007;
+    const VERSION: c_uint = 23_102;
     /// The last release that does not fill in `host_rma_support`.
     pub(crate) const LAST_WITHOUT_HOST_RMA: c_int = 22_903;
 
-    /// Makes a structure in the layout of 2.30.7, marked with the library's version if that is older.
+    /// Makes a structure in the layout of 2.31.2, marked with the library's version if that is older.
     pub(crate) fn new(version: c_int) -> Self {
         let version = c_uint::try_from(version).unwrap_or(Self::VERSION);
         Self {
@@ -175,6 +181,11 @@ impl CommProperties {
             n_lsa_teams: 0,
             host_rma_support: 0,
             railed_gin_type: 0,
+            comm_hash: 0,
+            gin_min_stride: 0,
+            gin_connection_type: 0,
+            gin_support: [0; 64],
+            dev_comm_runtime_version_size: 0,
             reserved: [0; 16],
         }
     }
@@ -579,6 +590,7 @@ pub(crate) mod tests {
         assert_eq!(std::mem::offset_of!(Config, graph_stream_ordering), 92);
         assert_eq!(std::mem::offset_of!(CommProperties, device_api_support), 32);
         assert_eq!(std::mem::offset_of!(CommProperties, host_rma_support), 44);
-        assert_eq!(std::mem::offset_of!(CommProperties, reserved), 56);
+        assert_eq!(std::mem::offset_of!(CommProperties, comm_hash), 56);
+        assert_eq!(std::mem::offset_of!(CommProperties, reserved), 144);
     }
 }

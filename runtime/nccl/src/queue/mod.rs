@@ -433,9 +433,8 @@ impl CommQueue {
         {
             // The hash is set once, since there is one bootstrap.
             if let Some(first) = ids.first() {
-                let _ = self
-                    .hash
-                    .set(hash::of_joined(self.shared.library.version(), first));
+                let computed = || hash::of_joined(self.shared.library.version(), first);
+                let _ = self.hash.set(comm.stated_hash().unwrap_or_else(computed));
             }
             let _ = self.comm.set(Arc::new(comm));
         }

@@ -222,26 +222,17 @@ impl CommQueue {
             );
             Err(Error::new(ErrorKind::Unsupported, message))
         };
-        let version = self.shared.library.version();
-        let (Some(comm), Some(query)) = (
-            self.comm(),
-            self.shared.library.table().comm_query_properties,
-        ) else {
+        let Some(comm) = self.comm() else {
+            return Ok(());
+        };
+        let Some(properties) = comm.properties()? else {
             // Before 2.29 this is detected only when the window is registered.
             return Ok(());
         };
-        let mut properties = sys::CommProperties::new(version.0);
-        comm.with(|library, raw| {
-            // SAFETY: `with` lends a live communicator, locked during the call, which fills a structure of
-            // the version that it names.
-            let status = unsafe { query(raw, &mut properties) };
-            // SAFETY: `with` lends a live communicator, locked during the call.
-            unsafe { library.check_on(raw, "ncclCommQueryProperties", status) }
-        })??;
         if properties.device_api_support == 0 {
             return refuse("symmetric memory");
         }
-        if version.0 > sys::CommProperties::LAST_WITHOUT_HOST_RMA
+        if self.shared.library.version().0 > sys::CommProperties::LAST_WITHOUT_HOST_RMA
             && properties.host_rma_support == 0
         {
             return refuse("one-sided operations");

@@ -60,13 +60,17 @@ fn no_comm() -> c_int {
     fail(INVALID_ARGUMENT, "comm argument is NULL")
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
-    let code = trouble::setting("version")
+/// The release that is simulated.
+fn version() -> c_int {
+    trouble::setting("version")
         .and_then(|code| c_int::try_from(code).ok())
-        .unwrap_or(23_007);
-    // SAFETY: the caller lets an int be written to `version`, which is not null.
-    unsafe { *version = code };
+        .unwrap_or(23_007)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> c_int {
+    // SAFETY: the caller lets an int be written to `out`, which is not null.
+    unsafe { *out = version() };
     SUCCESS
 }
 

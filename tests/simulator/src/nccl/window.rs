@@ -14,7 +14,7 @@ use super::group::is_in_group;
 use super::lifecycle::run_or_spawn;
 use super::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR,
-    UNHANDLED_CUDA_ERROR, fail, no_comm,
+    UNHANDLED_CUDA_ERROR, fail, no_comm, version,
 };
 use crate::cuda;
 use crate::cuda::memory::{self, Mapping};
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
     SUCCESS
 }
 
-/// The beginning of `ncclCommProperties_t` (nccl_device/core.h, 2.30.7), up to the last field that is filled in.
+/// The beginning of `ncclCommProperties_t` (nccl_device/core.h, 2.31.2), up to the last field that is filled in.
 #[repr(C)]
 pub struct Properties {
     size: usize,
@@ -232,7 +232,12 @@ pub struct Properties {
     gin_type: c_int,
     lsa_teams: c_int,
     host_rma_support: u8,
+    railed_gin_type: c_int,
+    comm_hash: u64,
 }
+
+/// The first release whose `ncclCommProperties_t` has `commHash`.
+const WITH_HASH: c_int = 23_100;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommQueryProperties(
@@ -251,7 +256,8 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
     let Some(properties) = (unsafe { properties.as_mut() }) else {
         return fail(INVALID_ARGUMENT, "props argument is NULL");
     };
-    if properties.magic != 0xcafe_beef {
+    let asked = c_int::try_from(properties.version).unwrap_or(c_int::MAX);
+    if properties.magic != 0xcafe_beef || asked > version() {
         return fail(INVALID_USAGE, "Cannot get communicator properties");
     }
     let has_windows = trouble::setting("no_symmetric").is_none();
@@ -261,6 +267,9 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
     properties.host_rma_support =
         u8::from(has_windows && trouble::setting("no_one_sided").is_none());
     properties.lsa_teams = 1;
+    if asked >= WITH_HASH {
+        properties.comm_hash = comm.hash;
+    }
     SUCCESS
 }
 

@@ -2,9 +2,12 @@
 
 use super::libraries::without;
 use super::{RANKS, facts, fail, over, run, start, start_of};
+use rcomm_analyzer::{Policy, analyze};
+use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::Dump;
-use rcomm_tests::process::{CULPRIT, wait_until};
+use rcomm_tests::process::{CULPRIT, Job, wait_until};
 use rcomm_tests::simulator;
+use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
@@ -77,59 +80,219 @@ fn a_ring_has_the_number_of_a_communicator_however_the_group_is_made() {
     }
 }
 
-/// Injects faults on the last of this many ranks, which must end with an error that has the sentence. Every other rank
-/// must end.
-fn end_with_faults(ranks: u32, faults: &[(&str, &str)]) {
-    for (faults, sentence) in faults {
+/// A fault of the last rank of a job, and what follows from it.
+#[derive(Clone, Copy)]
+struct LastRankFault {
+    /// What the simulator does on the last rank.
+    faults: &'static str,
+    /// The time-out of operations.
+    timeout_ms: &'static str,
+    /// The error of the last rank has this sentence.
+    sentence: &'static str,
+    /// What the errors of all other ranks have in common.
+    others: Others,
+    /// The number of the operation that no rank completes; `None` if the group is never made.
+    operation: Option<u64>,
+    /// Whether the last rank writes a dump. All others do if there is an operation.
+    is_dumped: bool,
+}
+
+/// What the errors of the ranks without the fault say.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Others {
+    /// That the last rank has reported its failure before.
+    Reported,
+    /// That the last rank has not arrived, or does not answer.
+    Missing,
+    /// That all ranks have arrived: the fault is on the device of the last rank, and no other rank can see it.
+    AllArrived,
+    /// That the broadcast which connects the ranks has not ended, or which rank has given up for that reason.
+    NotConnected,
+}
+
+/// Long enough that no operation times out.
+const LONG: &str = "120000";
+
+/// Faults that also end a rank which is alone in its group.
+const LONE_FAULTS: [LastRankFault; 3] = [
+    LastRankFault {
+        faults: "async_error_after=4",
+        timeout_ms: LONG,
+        sentence: "requested by RCOMM_SIM",
+        others: Others::Reported,
+        operation: Some(4),
+        is_dumped: true,
+    },
+    LastRankFault {
+        faults: "launch_error_after=4",
+        timeout_ms: LONG,
+        sentence: "Cuda failure 999",
+        others: Others::Reported,
+        operation: Some(4),
+        is_dumped: true,
+    },
+    LastRankFault {
+        faults: "no_memory_after=2",
+        timeout_ms: LONG,
+        sentence: "CUDA_ERROR_OUT_OF_MEMORY",
+        others: Others::Missing,
+        operation: Some(2),
+        is_dumped: false,
+    },
+];
+
+/// Faults that need peers.
+const PEER_FAULTS: [LastRankFault; 3] = [
+    LastRankFault {
+        // The first operation is the broadcast that connects the ranks.
+        faults: "hang_after=4",
+        timeout_ms: "5000",
+        sentence: "all_reduce #4 on group default_pg",
+        others: Others::AllArrived,
+        operation: Some(4),
+        is_dumped: true,
+    },
+    LastRankFault {
+        faults: "connect_hangs_after=1",
+        timeout_ms: "5000",
+        sentence: "is still inside the library's call that starts it",
+        others: Others::AllArrived,
+        operation: Some(1),
+        is_dumped: true,
+    },
+    LastRankFault {
+        faults: "hang_after=0",
+        timeout_ms: "5000",
+        sentence: "did not end on the device in time",
+        others: Others::NotConnected,
+        operation: None,
+        is_dumped: false,
+    },
+];
+
+impl LastRankFault {
+    /// Runs a job of this many ranks, and checks the error and the record of each.
+    fn check(&self, ranks: u32) {
+        let last = ranks - 1;
         let mut job = start_of(ranks, "train", |rank, command| {
-            command.env("RCOMM_TIMEOUT_MS", "5000");
-            if rank == ranks - 1 {
-                command.env("RCOMM_SIM", faults);
+            command
+                .env("RCOMM_TIMEOUT_MS", self.timeout_ms)
+                // Each rank stays until all have reported their status.
+                .env("RCOMM_STATUS_WAIT_MS", "20000");
+            if rank == last {
+                command.env("RCOMM_SIM", self.faults);
             }
         });
+        let ended: Vec<_> = (0..ranks).map(|rank| job.wait(rank)).collect();
+        let context = format!("{}, {ranks} ranks: {ended:#?}", self.faults);
+        for (rank, ended) in (0..ranks).zip(&ended) {
+            assert_eq!(ended.status.code(), Some(1), "rank {rank}: {context}");
+            match rank == last {
+                true => assert!(ended.stderr.contains(self.sentence), "{context}"),
+                false => self.check_other(rank, &ended.stderr, last, &context),
+            }
+            let says_stuck = ended.stderr.contains("is still inside the library's call");
+            assert!(!says_stuck || rank == last, "rank {rank}: {context}");
+        }
+        self.check_records(&job, ranks, &context);
+    }
+
+    /// Checks the error of a rank that has no fault.
+    fn check_other(&self, rank: u32, error: &str, last: u32, context: &str) {
+        let (missing, silent) = (format!("not arrived: rank {last}"), "no answer: ");
+        let is_right = match self.others {
+            Others::Reported => error.contains(&format!("reported before by rank {last}: ")),
+            Others::Missing => {
+                error.contains(&missing) || error.contains(&format!("{silent}rank {last} "))
+            }
+            Others::AllArrived => {
+                let all: Vec<String> = (0..=last).map(|rank| rank.to_string()).collect();
+                error.contains(&format!("arrived: ranks {}", all.join(", ")))
+                    && !error.contains("not arrived: ")
+                    && !error.contains(silent)
+            }
+            Others::NotConnected => {
+                let has_cause = error.contains("did not end on the device in time");
+                has_cause && !error.contains("did not arrive: ")
+            }
+        };
+        assert!(is_right, "rank {rank}: {context}");
+        if let Some(operation) = self.operation {
+            let name = format!("all_reduce #{operation} on group default_pg");
+            assert!(error.contains(&name), "rank {rank}: {context}");
+        }
+    }
+
+    /// Checks the dump, or else the ring, of each rank: the operation is there on each rank that issued it and is not
+    /// completed, and the analysis blames no other rank than the last.
+    fn check_records(&self, job: &Job, ranks: u32, context: &str) {
+        let dumps = job.dumps();
+        let (mut records, mut dumped) = (Vec::new(), 0);
         for rank in 0..ranks {
-            let ended = job.wait(rank);
-            let error = &ended.stderr;
-            assert!(
-                rank != ranks - 1 || !ended.status.success() && error.contains(sentence),
-                "{faults}, rank {rank} of {ranks}: {ended:?}"
-            );
+            let of_rank = dumps
+                .iter()
+                .find(|(_, dump)| dump.identity.rank == Some(rank));
+            dumped += usize::from(of_rank.is_some());
+            let record =
+                of_rank.map_or_else(|| job.ring(rank).snapshot(), |(_, dump)| dump.clone());
+            let entry = record
+                .entries
+                .iter()
+                .find(|entry| Some(entry.collective_seq_id) == self.operation);
+            let is_issued = self.operation.is_some() && (rank != ranks - 1 || self.is_dumped);
+            assert_eq!(entry.is_some(), is_issued, "rank {rank}: {context}");
+            let is_completed = entry.is_some_and(|entry| entry.state == EntryState::Completed);
+            assert!(!is_completed, "rank {rank}: {entry:?}, {context}");
+            records.push(record);
+        }
+        let others = if self.operation.is_some() {
+            ranks - 1
+        } else {
+            0
+        };
+        let expected = others + u32::from(self.is_dumped);
+        assert_eq!(dumped, expected as usize, "{context}");
+        let policy = Policy {
+            world_size: Some(ranks),
+            ..Policy::default()
+        };
+        let report = analyze(&records, &policy);
+        let blamed = report
+            .findings
+            .iter()
+            .flat_map(|finding| &finding.culprit_ranks);
+        let blamed: BTreeSet<u32> = blamed.copied().collect();
+        let last = BTreeSet::from([ranks - 1]);
+        assert!(blamed.is_subset(&last), "{:#?}, {context}", report.findings);
+        if self.faults == "launch_error_after=4" {
+            assert_eq!(blamed, last, "{:#?}, {context}", report.findings);
         }
     }
 }
 
-/// Faults that also end a rank which is alone in its group, with the sentence of its error.
-const LONE_FAULTS: [(&str, &str); 3] = [
-    ("async_error_after=4", "requested by RCOMM_SIM"),
-    ("launch_error_after=4", "Cuda failure 999"),
-    ("no_memory_after=2", "CUDA_ERROR_OUT_OF_MEMORY"),
-];
-
-/// Faults that need peers.
-const PEER_FAULTS: [(&str, &str); 3] = [
-    // The first operation is the broadcast that connects the ranks.
-    ("hang_after=4", "all_reduce #4 on group default_pg"),
-    ("connect_hangs_after=1", "all_reduce #1 on group default_pg"),
-    ("hang_after=0", "did not end on the device in time"),
-];
-
 #[test]
 fn faults_end_a_rank_that_is_alone() {
     // No broadcast connects a rank that is alone.
-    end_with_faults(1, &[("hang_after=4", "all_reduce #5 on group default_pg")]);
-    end_with_faults(1, &LONE_FAULTS);
+    let hang = LastRankFault {
+        sentence: "all_reduce #5 on group default_pg",
+        ..PEER_FAULTS[0]
+    };
+    for fault in [hang].into_iter().chain(LONE_FAULTS) {
+        let operation = fault.operation.map(|it| it + u64::from(fault.is_dumped));
+        LastRankFault { operation, ..fault }.check(1);
+    }
 }
 
 #[test]
-fn faults_of_the_last_rank_end_2_ranks() {
-    end_with_faults(2, &LONE_FAULTS);
-    end_with_faults(2, &PEER_FAULTS);
+fn faults_of_the_last_rank_end_2_ranks_and_no_other_is_blamed() {
+    let faults = LONE_FAULTS.iter().chain(&PEER_FAULTS);
+    faults.for_each(|fault| fault.check(2));
 }
 
 #[test]
-fn faults_of_the_last_rank_end_8_ranks() {
-    end_with_faults(8, &LONE_FAULTS);
-    end_with_faults(8, &PEER_FAULTS);
+fn faults_of_the_last_rank_end_8_ranks_and_no_other_is_blamed() {
+    let faults = LONE_FAULTS.iter().chain(&PEER_FAULTS);
+    faults.for_each(|fault| fault.check(8));
 }
 
 /// The watchdog's message for an operation that the library is still starting.
@@ -278,7 +441,9 @@ fn a_rank_that_dies_as_it_joins_is_named_by_all_others() {
     for (rank, ended) in ended {
         let error = ended.stderr;
         assert!(
-            error.contains("arrived and has not reported since: rank 2"),
+            // The rank that serves the store may end before the others.
+            error.contains("arrived and has not reported since: rank 2")
+                || error.contains("arrived and had not reported when the store ended: rank 2"),
             "rank {rank}: {error}"
         );
     }

@@ -7,7 +7,7 @@ use super::Comm;
 use super::init::{CommInit, InitParams, InitStep, WarmUp};
 use super::joined;
 use super::members::{BootstrapGroup, Scope};
-use super::peer_info::{self, PeerInfo};
+use super::peer_info::{self, GivenUp, PeerInfo};
 use crate::context::Shared;
 use crate::cuda::event::Mark;
 use crate::library::sys::UniqueId;
@@ -144,8 +144,8 @@ impl Bootstrap {
     /// last step was so recent that the store should not be polled yet.
     ///
     /// # Errors
-    /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`; `Backend`
-    /// with the library's message.
+    /// `Rendezvous` names ranks that do not fit together; those of [`GivenUp::error_elsewhere`]; `Store`; `Backend` with
+    /// the library's message.
     pub(crate) fn step(&mut self, shared: &Shared) -> Result<bool> {
         if Instant::now() < self.next_poll {
             return Ok(false);
@@ -227,23 +227,14 @@ impl Bootstrap {
         }
     }
 
-    /// Fails with `PeerLost`, naming the rank, if another rank has given up.
+    /// Fails if another rank has given up.
     fn check_failure(&self) -> Result<()> {
         let store = &self.members.store;
         if !store.check(&["failed"])? {
             return Ok(());
         }
         let failed = store.get("failed", Duration::from_secs(10))?;
-        let failed = String::from_utf8_lossy(&failed).into_owned();
-        let (rank, reason) = failed.split_once(' ').unwrap_or(("", &failed));
-        let error = Error::new(
-            ErrorKind::PeerLost,
-            format!("rank {rank} could not join: {reason}"),
-        );
-        Err(match rank.parse() {
-            Ok(rank) => error.with_rank(rank),
-            Err(_) => error,
-        })
+        Err(GivenUp::from_bytes(&failed)?.error_elsewhere())
     }
 
     /// Publishes that this rank gives up. Returns the error, with the missing ranks as far as they are known.
@@ -264,35 +255,42 @@ impl Bootstrap {
     fn try_give_up(&self, error: &Error, report_time: Duration) -> Result<String> {
         let own_rank = self.members.ranks[self.members.own_index as usize];
         let store = &self.members.store;
+        let given_up = GivenUp::new(own_rank, error);
         // The others name the first rank that gives up.
-        store.compare_set("failed", b"", format!("{own_rank} {error}").as_bytes())?;
-        let has_arrived = peer_info::give_up(
-            &self.members,
-            &format!("rank {own_rank} could not join: {error}"),
-        )?;
+        store.compare_set("failed", b"", &given_up.to_bytes()?)?;
+        let has_arrived = peer_info::give_up(&self.members, given_up)?;
         store.set(&format!("left/{}", self.members.own_index), b"")?;
         let deadline = Deadline::In(report_time).started();
         let (mut absent, mut unreported) = self.find_silent_ranks(&has_arrived)?;
+        let mut is_latest = true;
         while !deadline.has_passed() {
             if absent.is_empty() && unreported.is_empty() {
                 break;
             }
             std::thread::sleep(Self::LONGEST_PAUSE);
-            // The rank that serves the store may have given up as well: the latest answer is used then.
+            // The rank that serves the store may have given up as well. Then the latest answer is used, though ranks
+            // may have reported after it, also that one.
             match self.find_silent_ranks(&has_arrived) {
                 Ok(silent) => (absent, unreported) = silent,
-                Err(_) => break,
+                Err(_) => {
+                    is_latest = false;
+                    break;
+                }
             }
         }
+        let (no_arrival, no_report) = match is_latest {
+            true => ("did not arrive", "arrived and has not reported since"),
+            false => (
+                "had not arrived when the store ended",
+                "arrived and had not reported when the store ended",
+            ),
+        };
         let mut facts = Vec::new();
         if !absent.is_empty() {
-            facts.push(format!("did not arrive: rank {}", absent.join(", ")));
+            facts.push(format!("{no_arrival}: rank {}", absent.join(", ")));
         }
         if !unreported.is_empty() {
-            facts.push(format!(
-                "arrived and has not reported since: rank {}",
-                unreported.join(", ")
-            ));
+            facts.push(format!("{no_report}: rank {}", unreported.join(", ")));
         }
         Ok(facts.join("; "))
     }
@@ -356,6 +354,44 @@ mod tests {
         }
         joined::publish(members).unwrap();
         polls
+    }
+
+    #[test]
+    fn a_rank_whose_store_has_ended_does_not_say_that_others_still_have_not_reported() {
+        let members = |store| BootstrapGroup {
+            scope: Scope::Group,
+            store,
+            ranks: vec![4, 5, 6],
+            own_index: 1,
+            name: "all".to_owned(),
+        };
+        let given_up = |store: Arc<dyn Store>, report_time| {
+            let members = members(store);
+            for arrived in [0, 1] {
+                let key = format!("peer_info/{arrived}");
+                members.store.set(&key, b"").unwrap();
+            }
+            let bootstrap = Bootstrap {
+                members,
+                stage: BootstrapStage::Gathering,
+                next_poll: Instant::now(),
+                pause: Bootstrap::FIRST_PAUSE,
+                ids: Vec::new(),
+                warm_up: None,
+            };
+            let error = bootstrap.give_up(bootstrap.timed_out(), report_time);
+            error.to_string()
+        };
+        let store = Arc::new(CountingStore::default());
+        let text = given_up(store.clone(), Duration::ZERO);
+        let sentence = "did not arrive: rank 6; arrived and has not reported since: rank 4";
+        assert!(text.ends_with(sentence), "{text}");
+        // This store answers as many questions, and none of a second round.
+        let store = Arc::new(CountingStore::ending_after(store.keys()));
+        let text = given_up(store, Duration::from_secs(600));
+        let sentence = "had not arrived when the store ended: rank 6; arrived and had not reported when the store \
+                        ended: rank 4";
+        assert!(text.ends_with(sentence), "{text}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! A store for tests, which counts the keys that are read.
+//! A store for tests, which counts the keys that are read, and can end.
 
-use rcomm_core::Result;
 use rcomm_core::store::{HashStore, Store};
+use rcomm_core::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,17 +10,31 @@ use std::time::Duration;
 pub(crate) struct CountingStore {
     store: HashStore,
     keys: AtomicU64,
+    /// The number of keys after which reads fail.
+    limit: Option<u64>,
 }
 
 impl CountingStore {
+    /// Makes a store that ends when this many keys have been read.
+    pub(crate) fn ending_after(keys: u64) -> Self {
+        Self {
+            limit: Some(keys),
+            ..Self::default()
+        }
+    }
+
     /// The number of keys that were read so far.
     pub(crate) fn keys(&self) -> u64 {
         self.keys.load(Ordering::Relaxed)
     }
 
-    fn note(&self, keys: usize) -> &HashStore {
-        self.keys.fetch_add(keys as u64, Ordering::Relaxed);
-        &self.store
+    fn note(&self, keys: usize) -> Result<&HashStore> {
+        let keys = keys as u64;
+        let read = keys + self.keys.fetch_add(keys, Ordering::Relaxed);
+        match self.limit.is_some_and(|limit| read > limit) {
+            true => Err(Error::new(ErrorKind::Store, "the store has ended")),
+            false => Ok(&self.store),
+        }
     }
 }
 
@@ -30,23 +44,23 @@ impl Store for CountingStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        self.note(1).get(key, timeout)
+        self.note(1)?.get(key, timeout)
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.note(1).add(key, delta)
+        self.note(1)?.add(key, delta)
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        self.note(1).compare_set(key, expected, desired)
+        self.note(1)?.compare_set(key, expected, desired)
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.note(keys.len()).wait(keys, timeout)
+        self.note(keys.len())?.wait(keys, timeout)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.note(keys.len()).check(keys)
+        self.note(keys.len())?.check(keys)
     }
 
     fn delete(&self, key: &str) -> Result<bool> {
@@ -70,10 +84,10 @@ impl Store for CountingStore {
     }
 
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
-        self.note(1).barrier(key, world_size, timeout)
+        self.note(1)?.barrier(key, world_size, timeout)
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.note(keys.len()).multi_get(keys, timeout)
+        self.note(keys.len())?.multi_get(keys, timeout)
     }
 }

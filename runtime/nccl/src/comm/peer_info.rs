@@ -86,13 +86,59 @@ impl PeerInfo {
     }
 }
 
+/// Why a rank gives up, as it tells the others.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct GivenUp {
+    rank: Rank,
+    reason: String,
+    /// Whether the rank has only waited in vain: another rank is at fault, and it may be unknown which.
+    has_timed_out: bool,
+}
+
+impl GivenUp {
+    pub(super) fn new(rank: Rank, error: &Error) -> Self {
+        Self {
+            rank,
+            reason: error.to_string(),
+            has_timed_out: error.kind() == ErrorKind::Timeout,
+        }
+    }
+
+    /// Returns the value for the store.
+    ///
+    /// # Errors
+    /// `Rendezvous` if it cannot be written.
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(|error| unreadable("written", error))
+    }
+
+    /// Reads a value of the store.
+    ///
+    /// # Errors
+    /// `Rendezvous` if it cannot be read.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        serde_json::from_slice(bytes).map_err(|error| unreadable("read", error))
+    }
+
+    /// The error of another rank that learns of this. The rank that gives up is its cause, unless it has timed out.
+    pub(super) fn error_elsewhere(&self) -> Error {
+        let message = format!("rank {} could not join: {}", self.rank, self.reason);
+        match self.has_timed_out {
+            true => Error::new(ErrorKind::Timeout, message),
+            false => Error::new(ErrorKind::PeerLost, message).with_rank(self.rank),
+        }
+    }
+}
+
 /// The outcome of the exchange, for all ranks. The first rank publishes it, or a rank that gives up before.
 #[derive(Debug, Serialize, Deserialize)]
 enum Outcome {
     /// The ranks may join with these ids.
     Ids(Vec<Vec<u8>>),
-    /// The ranks cannot join, for this reason. If a rank gave up, it is named.
-    Refused(String, Option<Rank>),
+    /// The ranks cannot join, for this reason.
+    Refused(String),
+    /// A rank gave up.
+    GivenUp(GivenUp),
 }
 
 /// The key of the number of ranks whose values may be read.
@@ -118,8 +164,8 @@ pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<
 /// Returns the unique ids; `None` until all ranks have arrived and the first rank has compared their descriptions.
 ///
 /// # Errors
-/// `Rendezvous` names ranks that do not fit together, or says that a published value cannot be read; `PeerLost` names
-/// the rank that gave up; `Store`.
+/// `Rendezvous` names ranks that do not fit together, or says that a published value cannot be read; those of
+/// [`GivenUp::error_elsewhere`]; `Store`.
 pub(crate) fn poll(
     members: &BootstrapGroup,
     devices: DeviceSharing,
@@ -133,7 +179,7 @@ pub(crate) fn poll(
         let infos = read_all(members)?;
         let outcome = match PeerInfo::check_all(&infos, devices) {
             Ok(()) => Outcome::Ids(infos.into_iter().filter_map(|info| info.id).collect()),
-            Err(reason) => Outcome::Refused(reason, None),
+            Err(reason) => Outcome::Refused(reason),
         };
         publish_outcome(store.as_ref(), &outcome)?;
     } else if members.own_index != 0 && !store.check(&[OUTCOME])? {
@@ -149,10 +195,8 @@ pub(crate) fn poll(
                 .collect::<Result<_>>()
                 .map(Some)
         }
-        Outcome::Refused(reason, None) => Err(Error::new(ErrorKind::Rendezvous, reason)),
-        Outcome::Refused(reason, Some(rank)) => {
-            Err(Error::new(ErrorKind::PeerLost, reason).with_rank(rank))
-        }
+        Outcome::Refused(reason) => Err(Error::new(ErrorKind::Rendezvous, reason)),
+        Outcome::GivenUp(given_up) => Err(given_up.error_elsewhere()),
     }
 }
 
@@ -161,15 +205,14 @@ pub(crate) fn poll(
 ///
 /// # Errors
 /// `Store`; `Rendezvous` if an outcome cannot be read or written.
-pub(crate) fn give_up(
+pub(super) fn give_up(
     members: &BootstrapGroup,
-    reason: &str,
+    given_up: GivenUp,
 ) -> Result<impl Fn(usize) -> Result<bool> + use<>> {
-    let own_rank = members.ranks[members.own_index as usize];
-    let refused = Outcome::Refused(reason.to_owned(), Some(own_rank));
+    let outcome = Outcome::GivenUp(given_up);
     // Once the ids are published, ranks remove their values.
     let all_have_arrived = matches!(
-        publish_outcome(members.store.as_ref(), &refused)?,
+        publish_outcome(members.store.as_ref(), &outcome)?,
         Outcome::Ids(_)
     );
     let store = members.store.clone();
@@ -329,7 +372,8 @@ mod tests {
             own_index: index,
             name: "all".to_owned(),
         };
-        let has_arrived = give_up(&members(2), "rank 6 could not join: no memory").unwrap();
+        let error = Error::new(ErrorKind::Backend, "no memory");
+        let has_arrived = give_up(&members(2), GivenUp::new(6, &error)).unwrap();
         assert!(!has_arrived(0).unwrap());
         for index in [0, 1] {
             let step = poll(&members(index), DeviceSharing::Refused);
@@ -337,5 +381,16 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::PeerLost);
             assert_eq!(error.rank(), Some(6));
         }
+    }
+
+    #[test]
+    fn a_rank_that_gives_up_since_it_has_waited_in_vain_is_not_the_cause() {
+        let own = Error::new(ErrorKind::Timeout, "the ranks did not all join");
+        let value = GivenUp::new(6, &own).to_bytes().unwrap();
+        let error = GivenUp::from_bytes(&value).unwrap().error_elsewhere();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.ranks().is_empty());
+        let sentence = "rank 6 could not join: the ranks did not all join";
+        assert!(error.to_string().contains(sentence), "{error}");
     }
 }

@@ -215,6 +215,20 @@ fn a_pair_of_ranks_has_two_communicators_or_one() {
 }
 
 #[test]
+fn ranks_that_both_send_first_need_a_communicator_for_each_direction() {
+    for (number, timeout_ms, sentence) in [("2", "60000", "exchanged"), ("1", "5000", "lost: ")] {
+        let (_job, outputs) = run("both_send_first", |_, command| {
+            command
+                .env("RCOMM_NCCL_COMMS_PER_PAIR", number)
+                .env("RCOMM_TIMEOUT_MS", timeout_ms);
+        });
+        for output in outputs {
+            assert!(output.contains(sentence), "{number}: {output}");
+        }
+    }
+}
+
+#[test]
 fn a_communicator_is_not_destroyed_after_an_error_that_no_operation_has_seen() {
     for blocking in ["0", "1"] {
         let (_job, outputs) = run("broken_at_the_end", |_, command| {

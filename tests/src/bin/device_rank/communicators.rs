@@ -23,8 +23,19 @@ pub(super) fn backend(world: &World) -> &Arc<dyn Backend> {
     backend.expect("the CUDA backend is configured")
 }
 
-/// Sends to `to` and receives from `from`, both at once.
+/// Sends to `to` and receives from `from`, both at once. The lower rank of a pair sends first, so that one communicator
+/// for both directions suffices.
 fn exchange(world: &World, gpu: &Gpu, to: u32, from: u32) -> Result<()> {
+    exchange_in_order(world, gpu, (to, from), world.rank() < to)
+}
+
+/// Works as [`exchange`], in this order of issue.
+fn exchange_in_order(
+    world: &World,
+    gpu: &Gpu,
+    (to, from): (u32, u32),
+    sends_first: bool,
+) -> Result<()> {
     let group = world.group();
     let (sent, received) = (gpu.buffer(&[world.rank(); 64])?, gpu.buffer(&[0u32; 64])?);
     let send = Op::Send {
@@ -37,8 +48,6 @@ fn exchange(world: &World, gpu: &Gpu, to: u32, from: u32) -> Result<()> {
         peer: Some(from),
         tag: 0,
     };
-    // The lower rank of a pair sends first, so that one communicator for both directions suffices.
-    let sends_first = world.rank() < to;
     let [first, second] = if sends_first {
         [send, receive]
     } else {
@@ -287,6 +296,21 @@ pub(super) fn pairs(world: &World, gpu: &Gpu) -> Result<()> {
         eprintln!("pairs: {} after round {round}", joined() - before);
     }
     Ok(())
+}
+
+/// Both ranks of a pair issue their send before their receive.
+pub(super) fn both_send_first(world: World, gpu: &Gpu) -> Result<()> {
+    let peer = world.rank() ^ 1;
+    match exchange_in_order(&world, gpu, (peer, peer), true) {
+        Ok(()) => {
+            eprintln!("exchanged");
+            world.shutdown()
+        }
+        Err(error) => {
+            eprintln!("lost: {error}");
+            Ok(())
+        }
+    }
 }
 
 /// A group of calls that was never ended is open on this thread, as after a failure inside the library: a communicator

@@ -87,6 +87,7 @@ fn run(scenario: &str) -> Result<()> {
         "pool" => pool::pool(&world, &gpu)?,
         "no_pool" => pool::no_pool(&world, &gpu)?,
         "pairs" => communicators::pairs(&world, &gpu)?,
+        "both_send_first" => return communicators::both_send_first(world, &gpu),
         "while_hung" => return ends::while_hung(&world, &gpu),
         "refused_first" => ends::refused_first(&world, &gpu)?,
         "burst" => ends::burst(&world, &gpu)?,

@@ -157,7 +157,6 @@ pub fn write(
 mod tests {
     use super::*;
     use crate::live::simulate::{Simulation, Situation};
-    use polars_parquet::read::read_metadata;
     use rcomm_verdict::{Input, Verdict};
 
     fn empty_report() -> Report {
@@ -297,12 +296,15 @@ rank  op            late
     #[test]
     fn parquet_and_csv_hold_every_row() {
         let (dumps, tables) = stuck();
+        for name in Tables::NAMES {
+            let table = tables.get(name).expect("the table exists");
+            let mut file = std::io::Cursor::new(Vec::new());
+            write(table, TableFormat::Parquet, &mut file).expect("writing to memory does not fail");
+            let (read, _) = parquet::tests::read(file.into_inner())
+                .expect("the file that was written can be read");
+            assert!(read.equals_missing(table), "{read} in place of {table}");
+        }
         let entries: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
-        let mut file = std::io::Cursor::new(Vec::new());
-        write(&tables.entries, TableFormat::Parquet, &mut file)
-            .expect("writing to memory does not fail");
-        let written = read_metadata(&mut file).expect("the file that was written can be read");
-        assert_eq!(written.num_rows, entries);
         let mut text = std::io::Cursor::new(Vec::new());
         write(&tables.entries, TableFormat::Csv, &mut text)
             .expect("writing to memory does not fail");

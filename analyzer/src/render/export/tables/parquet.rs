@@ -48,25 +48,93 @@ pub(super) fn write(table: &DataFrame, to: impl Write) -> PolarsResult<()> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use polars::df;
-    use polars_parquet::read::read_metadata;
+    use polars::prelude::{Column, Field, Series};
+    use polars_parquet::read::{
+        BasicDecompressor, column_iter_to_arrays, get_page_iterator, infer_schema, read_metadata,
+    };
     use std::io::Cursor;
 
+    /// Reads a file of flat columns.
+    ///
+    /// Returns the table, and the number of rows of each row group.
+    pub(in super::super) fn read(file: Vec<u8>) -> PolarsResult<(DataFrame, Vec<usize>)> {
+        let metadata = read_metadata(&mut Cursor::new(&file))?;
+        let schema = infer_schema(&metadata)?;
+        let file = Cursor::new(file.into());
+        let columns = schema.iter_values().map(|field| {
+            let mut read = Series::new_empty(field.name.clone(), &Field::from(field).dtype);
+            for group in &metadata.row_groups {
+                for column in group
+                    .columns_under_root_iter(&field.name)
+                    .into_iter()
+                    .flatten()
+                {
+                    let pages = get_page_iterator(column, file.clone(), vec![], usize::MAX)?;
+                    let (arrays, _) = column_iter_to_arrays(
+                        vec![BasicDecompressor::new(pages, vec![])],
+                        vec![&column.descriptor().descriptor.primitive_type],
+                        field.clone(),
+                        None,
+                    )?;
+                    read.append(&Series::from_arrow_chunks(field.name.clone(), arrays)?)?;
+                }
+            }
+            Ok(Column::from(read))
+        });
+        let columns = columns.collect::<PolarsResult<_>>()?;
+        let groups = metadata.row_groups.iter().map(|it| it.num_rows());
+        Ok((
+            DataFrame::new(metadata.num_rows, columns)?,
+            groups.collect(),
+        ))
+    }
+
     #[test]
-    fn tables_of_any_height_become_row_groups_of_limited_size() {
+    fn tables_of_any_height_are_read_back_from_row_groups_of_limited_size() {
         for height in [0, 1, ROWS, ROWS + 1] {
-            let numbers: Vec<_> = (0..height as i64).collect();
-            let texts: Vec<_> = (0..height)
-                .map(|row| (row % 3 > 0).then_some("all_reduce"))
-                .collect();
-            let table = df!("number" => numbers, "text" => texts).expect("equal lengths");
-            let mut file = Cursor::new(Vec::new());
+            let rows = 0..height as i64;
+            let table = DataFrame::new(
+                height,
+                vec![
+                    Column::new("number".into(), rows.clone().collect::<Vec<_>>()),
+                    Column::new(
+                        "text".into(),
+                        rows.clone()
+                            .map(|row| (row % 3 > 0).then(|| format!("all_reduce {}", row % 7)))
+                            .collect::<Vec<_>>(),
+                    ),
+                    Column::new(
+                        "single".into(),
+                        rows.clone()
+                            .map(|row| (row % 5 > 0).then_some(row as f32 / 3.0))
+                            .collect::<Vec<_>>(),
+                    ),
+                    Column::new(
+                        "double".into(),
+                        rows.clone()
+                            .map(|row| -(row as f64) / 3.0)
+                            .collect::<Vec<_>>(),
+                    ),
+                    Column::new(
+                        "truth".into(),
+                        rows.clone()
+                            .map(|row| (row % 4 > 0).then_some(row % 2 > 0))
+                            .collect::<Vec<_>>(),
+                    ),
+                    Column::new(
+                        "nothing".into(),
+                        rows.map(|_| None::<i64>).collect::<Vec<_>>(),
+                    ),
+                ],
+            )
+            .expect("all columns are equally long");
+            let mut file = Vec::new();
             write(&table, &mut file).expect("writing to memory does not fail");
-            let written = read_metadata(&mut file).expect("the file can be read");
-            assert_eq!(written.num_rows, height);
-            let groups: Vec<_> = written.row_groups.iter().map(|it| it.num_rows()).collect();
+            let (read, groups) = read(file).expect("the file can be read");
+            assert!(read.equals_missing(&table), "{read} in place of {table}");
+            assert_eq!(read.schema(), table.schema());
             let expected = [
                 vec![ROWS; height / ROWS],
                 vec![height % ROWS; usize::from(height % ROWS > 0)],

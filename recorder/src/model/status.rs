@@ -50,6 +50,12 @@ pub struct RankStatus {
     pub exit: Option<ProcessExit>,
 }
 
+impl RankStatus {
+    /// The beginning of the phase that a recorder notes for an exception that has left the program. No name that a
+    /// program gives to a phase is recorded with this beginning.
+    pub const RAISED: &str = "raised ";
+}
+
 /// The end of a process that ended by itself, as the process noted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessExit {

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from . import _native, _world
+from ._errors import first_line
 from .torch import _job, _library_folders
 
 NAME = "rcomm"
@@ -519,10 +520,7 @@ def _end() -> None:
             with contextlib.suppress(Exception):
                 made.shutdown(timedelta(seconds=1))
             continue
-        lines = str(error).strip().splitlines()
-        reason = ": ".join([f"raised {type(error).__name__}", *lines[:1]])
-        made.phase(reason)
-        made.abandon(reason)
+        made.abandon(first_line(error))
 
 
 atexit.register(_end)

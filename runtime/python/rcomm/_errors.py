@@ -82,3 +82,9 @@ class InvalidArgument(Error, ValueError):
 
 class Unsupported(Error, NotImplementedError):
     """The reduction is not defined for these elements, or the operation does not exist here. Nothing was sent."""
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's type, and the first line of its text if it has one."""
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _native
-from ._errors import Error, InvalidArgument
+from ._errors import Error, InvalidArgument, first_line
 
 __all__ = ["ANY", "Group", "PremulSum", "Work", "World", "init", "phase", "premul_sum", "step"]
 
@@ -135,6 +135,10 @@ class World:
         _forget(self)
         self._native.abandon(reason)
 
+    def _abandon_for(self, error: BaseException) -> None:
+        _forget(self)
+        self._native.abandon(first_line(error), is_exception=True)
+
     def __enter__(self) -> World:
         return self
 
@@ -147,7 +151,7 @@ class World:
         if error is None or isinstance(error, SystemExit) and not error.code:
             self.shutdown()
         elif self.is_open:
-            self.abandon(_reason(error))
+            self._abandon_for(error)
 
     def __repr__(self) -> str:
         return repr(self._native)
@@ -294,11 +298,6 @@ def _duration(timeout: float | timedelta | None) -> timedelta | None:
     return timedelta(seconds=min(timeout, 10**9))
 
 
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return ": ".join([f"raised {type(error).__name__}", *lines[:1]])
-
-
 def _library_folders() -> list[str]:
     """Folders and files whose code is not the program's: this package, and the parts of the standard library through
     which its functions are called."""
@@ -316,7 +315,7 @@ def _end() -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is not None:
-        world.abandon(_reason(error))
+        world._abandon_for(error)
         return
     with contextlib.suppress(Error):
         world.shutdown(timeout=1.0)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ._errors import first_line
 from ._groups import backend_of, backends_of, name_of, timeout_of
 
 if TYPE_CHECKING:
@@ -495,20 +496,21 @@ class _Recorder:
         hook = sys.excepthook
 
         def raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            _quietly(self.note_exception, kind, error)
+            # Other threads end without the program, and a prompt goes on; both may call this hook as well.
+            if threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1"):
+                _quietly(self.note_exception, error)
             hook(kind, error, trace)
 
         sys.excepthook = raised
         atexit.register(lambda: _quietly(self.end))
 
-    def note_exception(self, kind: type[BaseException], error: BaseException) -> None:
+    def note_exception(self, error: BaseException) -> None:
         """Records the exception that ends the program, and that PyTorch refused the operation that raised it, if one
         did."""
         self.has_raised = True
         for hooks in self.hooks.values():
             hooks.refused()
-        lines = str(error).strip().splitlines()
-        self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
+        self.ring.note_exception(first_line(error))
 
     def end(self) -> None:
         """Ends the recording when the interpreter ends. If no operation is under way and no exception has ended the

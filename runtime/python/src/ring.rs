@@ -138,6 +138,13 @@ impl Ring {
         }
     }
 
+    /// Records that this exception has left the program, which therefore ends.
+    fn note_exception(&self, exception: &str) {
+        if let Some(ring) = self.0.ring.get() {
+            ring.note_exception(exception);
+        }
+    }
+
     /// Sets the step that the program is in.
     fn step(&self, step: i64) {
         if let Some(ring) = self.0.ring.get() {

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -275,6 +276,50 @@ def test_uncaught_exception_is_recorded_as_the_phase(job, tmp_path):
     assert dumps[0]["status"]["phase"].startswith("raised RuntimeError: ")
     # The operation that was under way when the peer ended has failed.
     assert dumps[0]["entries"][-1]["failed"] is True
+
+
+def test_phase_that_the_program_names_is_not_taken_for_an_exception(job, tmp_path, until):
+    def body(rank):
+        dist.barrier()
+        with rcomm.torch.phase("raised beds"):
+            if rank == 0:
+                dist.all_reduce(torch.zeros(4))
+            time.sleep(FOREVER)
+
+    started = job(2, body)
+
+    def stuck():
+        if len(list(started.rings.glob("*.ring"))) < 2:
+            return None
+        report = rcomm.analyze(started.rings, live=True, overdue=2)
+        return report if report.verdict == "stuck" else None
+
+    report = until(stuck)
+    assert report.culprit.culprit_ranks == (1,), str(report)
+    assert "phase ` raised beds`" in " ".join(str(report).split()), str(report)
+    assert dumps_by_rank(started, tmp_path)[1]["status"]["phase"] == " raised beds"
+
+
+@pytest.mark.parametrize("of_thread", ["printed", "given to sys.excepthook"])
+def test_exception_in_a_thread_does_not_count_as_the_end_of_the_rank(job, of_thread):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+
+        def fail():
+            raise ValueError("bad batch")
+
+        if of_thread != "printed":
+            threading.excepthook = lambda args: sys.excepthook(*args[:3])
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        dist.all_reduce(torch.zeros(4))
+        dist.destroy_process_group()
+
+    started = job(2, body)
+    assert started.wait() == [0, 0]
+    # Rings of ranks that an exception has ended stay.
+    assert not list(started.rings.glob("*.ring"))
 
 
 def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job, tmp_path, until):

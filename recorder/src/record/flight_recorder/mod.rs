@@ -19,7 +19,6 @@ pub use self::nccl::{ChannelEvent, CommunicatorInfo, KernelPlan, LinkHandle, Lin
 pub use self::peers::PeerHandle;
 use self::peers::Peers;
 use self::place::Place;
-use super::bytes::words_of;
 use super::clock::{Clock, Timestamp};
 use super::config::Storage;
 use super::decode;
@@ -33,7 +32,7 @@ use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRe
 use super::processor_wait::ProcessorWaits;
 use super::progress::{duration_bits, end, fail, graph_bits, retire, start};
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
-use super::signature::{SignatureId, SignatureKey, cut};
+use super::signature::{SignatureId, SignatureKey};
 use super::sync::Memory;
 use super::tables::Tables;
 use crate::error::{Error, Result};
@@ -399,24 +398,6 @@ impl FlightRecorder {
         if let Some(row) = self.group_words(group.0) {
             let ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
             row[group::TIMEOUT_MS].store(ms, Ordering::Relaxed);
-        }
-    }
-
-    /// Sets the program's phase from now on; at most 104 bytes of the name are kept.
-    pub fn phase(&self, name: &str) {
-        let since = self.clock.now();
-        let name = cut(name, phase::MAX_BYTES).as_bytes();
-        let words = self.map.words();
-        let id = words[header::LAST_PHASE].fetch_add(1, Ordering::Relaxed) + 1;
-        let written = self.phases.write(&self.map, id, |words| {
-            words[phase::SINCE].store(since.0, Ordering::Relaxed);
-            words[phase::BYTES].store(name.len() as u64, Ordering::Relaxed);
-            for (word, value) in words[phase::TEXT..].iter().zip(words_of(name)) {
-                word.store(value, Ordering::Relaxed);
-            }
-        });
-        if written.is_err() {
-            self.count(header::PHASES_LOST);
         }
     }
 

@@ -10,6 +10,7 @@ use crate::process_group::fork::OfProcess;
 use crate::process_group::held_world::HeldWorld;
 use pyo3::prelude::*;
 use rcomm::{Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous};
+use rcomm_recorder::model::RankStatus;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -276,9 +277,11 @@ impl ArrayWorld {
     }
 
     /// Ends the world without waiting for pending operations: these fail, and so do those of other ranks in the group
-    /// of all ranks, with this reason. The ring stays. A rank that serves the store does so for as long as it waits for
-    /// the other ranks' status.
-    fn abandon(&self, py: Python<'_>, reason: &str) {
+    /// of all ranks, with this reason, which the ring keeps as the phase; or with an exception's text, if one has ended
+    /// the program. The ring stays. A rank that serves the store does so for as long as it waits for the other ranks'
+    /// status.
+    #[pyo3(signature = (reason, *, is_exception=false))]
+    fn abandon(&self, py: Python<'_>, reason: &str, is_exception: bool) {
         if !self.world.is_own() || !self.is_open.swap(false, Ordering::Relaxed) {
             return;
         }
@@ -286,8 +289,14 @@ impl ArrayWorld {
             // The lock is not kept: other threads take it while they hold the interpreter's. Another thread may be
             // using the world, and waiting for other ranks.
             let group = self.current().group.clone();
-            self.shared().recorder.phase(reason);
-            group.abort(reason);
+            let recorder = &self.shared().recorder;
+            if is_exception {
+                recorder.note_exception(reason);
+                group.abort(&format!("{}{reason}", RankStatus::RAISED));
+            } else {
+                recorder.phase(reason);
+                group.abort(reason);
+            }
             self.world.abandon();
         });
     }

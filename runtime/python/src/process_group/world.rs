@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use rcomm::{
     Config, Error, ErrorKind, GroupOptions, HashStore, PrefixStore, Rendezvous, Store, TcpStore,
 };
+use rcomm_recorder::model::RankStatus;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -236,17 +237,18 @@ impl World {
         ended.map_err(|error| exception_for(py, &error, Some(within)))
     }
 
-    /// Ends the world without waiting for pending operations: these fail, and so do those of other ranks in the group
-    /// of all ranks, with this reason. The ring stays. A rank whose `StoreServer` the others use keeps it for as long
+    /// Ends the world, which this exception has left, without waiting for pending operations: these fail, and so do those
+    /// of other ranks in the group of all ranks, with the exception as the reason. The ring stays. A rank whose `StoreServer` the others use keeps it for as long
     /// as it waits for their status.
-    fn abandon(&self, py: Python<'_>, reason: &str) {
+    fn abandon(&self, py: Python<'_>, exception: &str) {
         if !self.world.is_own() || !self.is_open.swap(false, Ordering::Relaxed) {
             return;
         }
         py.detach(|| {
             // Another thread may be using the world, and waiting for other ranks.
             let group = self.main_group().clone();
-            group.abort(reason);
+            self.shared.recorder.note_exception(exception);
+            group.abort(&format!("{}{exception}", RankStatus::RAISED));
             self.world.abandon();
         });
     }

@@ -4,9 +4,10 @@ use crate::align::record::Record;
 use crate::align::{Aligned, RecordIx};
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, now_ns};
+use rcomm_recorder::model::RankStatus;
 
 /// The beginning of the phase that the recorder notes for an exception that ends the program.
-pub(crate) const RAISED: &str = "raised ";
+pub(crate) const RAISED: &str = RankStatus::RAISED;
 /// The beginning of the phase that it notes for the exception of SIGINT.
 pub(crate) const INTERRUPTED: &str = "raised KeyboardInterrupt";
 

@@ -4,8 +4,9 @@
 #
 #   Epilog=/etc/slurm/rcomm-epilog.sh            # in slurm.conf
 #
-# Rings are found by the name that rcomm-prolog.sh gives the job, or by one that ends with the job's number after another
-# character than a digit or a dot, as in train-812: 811.812 is step 812 of another job.
+# Rings are found by the name that rcomm-prolog.sh gives the job, or by one that ends with the job's number after a
+# character other than a letter, a digit or a dot, as in train-812: 811.812 is step 812 of another job, and an
+# identifier such as 87b7b10a812 contains no number of a job.
 set -uo pipefail
 
 keep=${RCOMM_KEEP:-/shared/rcomm}
@@ -17,7 +18,7 @@ as_user() { setpriv --reuid "$SLURM_JOB_UID" --regid "$group" --clear-groups tim
 
 folders=() paths=()
 for folder in /tmp/rcomm-dumps-"$SLURM_JOB_UID"/"$SLURM_JOB_ID".* \
-    "$rings/$SLURM_JOB_ID".* "$rings"/*[!0-9.]"$SLURM_JOB_ID"; do
+    "$rings/$SLURM_JOB_ID".* "$rings"/*[![:alnum:].]"$SLURM_JOB_ID"; do
     # A link is removed, and not followed.
     if [ -L "$folder" ]; then folders+=("$folder"); continue; fi
     [ -d "$folder" ] || continue

@@ -17,20 +17,20 @@ fn script(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The folder of the dumps of an attempt; removed at the end of a test.
-struct DumpsFolder(PathBuf);
+/// The folder of an attempt's dumps, or of a job's rings; removed at the end of a test.
+struct Folder(PathBuf);
 
-impl DumpsFolder {
+impl Folder {
     fn of(user: u32, attempt: &str) -> Self {
         Self(format!("/tmp/rcomm-dumps-{user}/{attempt}").into())
     }
 }
 
-impl Drop for DumpsFolder {
+impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
         let _ = fs::remove_file(&self.0);
-        // The folder of the user's other attempts, if this was the last.
+        // The folder of the user's others, if this was the last.
         let _ = self.0.parent().map(fs::remove_dir);
     }
 }
@@ -50,7 +50,7 @@ fn prolog(job: &str, variables: &[(&str, &str)]) -> String {
 #[test]
 fn the_prolog_changes_no_setting_of_a_task_and_never_fails() {
     let job = format!("prolog{}", std::process::id());
-    let folder = DumpsFolder::of(getuid().as_raw(), &format!("{job}.0.0"));
+    let folder = Folder::of(getuid().as_raw(), &format!("{job}.0.0"));
     let at = folder.0.display();
     let all = prolog(&job, &[]);
     let expected = format!(
@@ -101,9 +101,9 @@ fn the_epilog_keeps_what_the_user_of_the_job_can_read_and_removes_the_rest() {
     fs::copy(dump(3), secret.join("rank_3")).unwrap();
 
     let job = format!("epilog{}", std::process::id());
-    let kept = DumpsFolder::of(USER, &format!("{job}.0.0"));
-    let empty = DumpsFolder::of(USER, &format!("{job}.1.0"));
-    let linked = DumpsFolder::of(USER, &format!("{job}.2.0"));
+    let kept = Folder::of(USER, &format!("{job}.0.0"));
+    let empty = Folder::of(USER, &format!("{job}.1.0"));
+    let linked = Folder::of(USER, &format!("{job}.2.0"));
     for folder in [&kept, &empty] {
         fs::create_dir_all(&folder.0).unwrap();
         chown(&folder.0, Some(USER), Some(USER)).unwrap();
@@ -112,6 +112,14 @@ fn the_epilog_keeps_what_the_user_of_the_job_can_read_and_removes_the_rest() {
     chown(parent, Some(USER), Some(USER)).unwrap();
     fs::copy(dump(0), kept.0.join("rank_0")).unwrap();
     symlink(&secret, &linked.0).unwrap();
+    // The rings of this job under a name of its own, and of another whose name ends alike.
+    let rings = |name: String| Folder(format!("/dev/shm/rcomm-{USER}/{name}").into());
+    let [named, other] = ["train-", "87b"].map(|before| rings(format!("{before}{job}")));
+    for folder in [&named, &other] {
+        fs::create_dir_all(&folder.0).unwrap();
+        chown(&folder.0, Some(USER), Some(USER)).unwrap();
+    }
+    chown(named.0.parent().unwrap(), Some(USER), Some(USER)).unwrap();
 
     let run = |keep: &Path| {
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
@@ -134,7 +142,8 @@ fn the_epilog_keeps_what_the_user_of_the_job_can_read_and_removes_the_rest() {
     let (files, manifest) = read_archive(&archive);
     assert_eq!(files.len(), 1, "{manifest}");
     assert_eq!(fs::metadata(&archive).unwrap().uid(), USER);
-    for folder in [&kept, &empty, &linked] {
+    assert!(other.0.is_dir());
+    for folder in [&kept, &empty, &linked, &named] {
         assert!(
             fs::symlink_metadata(&folder.0).is_err(),
             "{}",

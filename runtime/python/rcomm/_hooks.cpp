@@ -6,6 +6,7 @@
 // src/native.rs, are found by name when `rcomm::open` is called.
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 #if !RCOMM_HOOKS
@@ -76,6 +77,9 @@ Recorder recorder;
 // lock that one of them held.
 std::atomic<bool> forked{false};
 
+// How many operations a hook polls: the oldest ones.
+constexpr size_t kPolledByHook = 4;
+
 // Operations under way, until a hook of a later operation, a wait, or the thread of this class sees that they ended.
 class Watch {
  public:
@@ -101,12 +105,12 @@ class Watch {
   // Polls the oldest `most` operations, and records those that ended. Of deferred ones, removes those that need not be
   // watched any more. A Work is queried, and dropped, outside of the lock: it may be the last owner of tensors.
   void sweep(size_t most) {
-    std::vector<Watched> oldest;
+    // A hook's poll uses no memory of the heap.
+    c10::SmallVector<Watched, kPolledByHook> oldest;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const size_t count = std::min(most, watched_.size());
-      oldest.reserve(count);
-      oldest.assign(watched_.begin(), watched_.begin() + static_cast<std::ptrdiff_t>(count));
+      oldest.append(watched_.begin(), watched_.begin() + static_cast<std::ptrdiff_t>(count));
     }
     for (const Watched& polled : oldest) {
       if (polled.operation.deferred != 0) {
@@ -222,9 +226,6 @@ Watch& watch() {
   static Watch* instance = new Watch;
   return *instance;
 }
-
-// How many operations a hook polls: the oldest ones.
-constexpr size_t kPolledByHook = 4;
 
 // Describes the tensors to the recorder; undefined ones are left out.
 void views(const std::vector<at::Tensor>& tensors, std::vector<TensorView>& into) {

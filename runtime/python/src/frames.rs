@@ -24,32 +24,38 @@ enum Code {
 pub(crate) struct CallSites {
     /// Folders and files whose code is not the program's.
     library_code: Vec<String>,
-    /// The classes of code objects, by address. Each object is kept alive so that no other one gets its address. Every
-    /// operation looks into this map and the next one: both have a fast hash.
-    code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
+    /// Never waited for: reading a frame can run a finalizer of the program, which may issue an operation itself.
+    seen: Mutex<Seen>,
+}
+
+/// What was seen so far. Every operation looks into both maps, which have a fast hash.
+#[derive(Default)]
+struct Seen {
+    /// The classes of code objects, by address. Each object is kept alive so that no other one gets its address.
+    code: HashMap<usize, (Code, Py<PyAny>)>,
     /// Call sites by the address of the code object and the instruction. They are kept since Python finds the line of
     /// an instruction by a search from the beginning of the function.
-    sites: Mutex<HashMap<(usize, i32), CallSiteId>>,
+    sites: HashMap<(usize, i32), CallSiteId>,
 }
 
 impl CallSites {
     pub(crate) fn new(library_code: Vec<String>) -> Self {
         Self {
             library_code,
-            code: Mutex::default(),
-            sites: Mutex::default(),
+            seen: Mutex::default(),
         }
     }
 
     /// The calling thread's call site; `None` if none of the innermost [`MAX_DEPTH`] frames runs code of the program,
-    /// or if reading them fails.
+    /// or if they cannot be read now.
     pub(crate) fn of_caller(&self, py: Python<'_>, ring: &FlightRecorder) -> Option<CallSiteId> {
+        let mut seen = self.seen.try_lock().ok()?;
         let mut frame = innermost(py)?;
         for _ in 0..MAX_DEPTH {
-            let code = frame.getattr(intern!(py, "f_code")).ok()?;
-            let (kind, is_cached) = self.classify(&code)?;
+            let code = code_of(&frame)?;
+            let (kind, is_cached) = self.classify(&mut seen, &code)?;
             if kind == Code::Program {
-                return self.site(ring, &frame, &code, is_cached);
+                return site(&mut seen, ring, &frame, &code, is_cached);
             }
             frame = frame.getattr(intern!(py, "f_back")).ok()?;
             if frame.is_none() {
@@ -60,9 +66,9 @@ impl CallSites {
     }
 
     /// Classifies a code object; also returns whether it is in the cache now.
-    fn classify(&self, code: &Bound<'_, PyAny>) -> Option<(Code, bool)> {
+    fn classify(&self, seen: &mut Seen, code: &Bound<'_, PyAny>) -> Option<(Code, bool)> {
         let address = code.as_ptr().addr();
-        if let Some((kind, _)) = self.code.lock().ok()?.get(&address) {
+        if let Some((kind, _)) = seen.code.get(&address) {
             return Some((*kind, true));
         }
         let file = code.getattr(intern!(code.py(), "co_filename")).ok()?;
@@ -74,38 +80,47 @@ impl CallSites {
         } else {
             Code::Program
         };
-        let mut known = self.code.lock().ok()?;
-        let has_space = known.len() < MAX_CODE_OBJECTS;
+        let has_space = seen.code.len() < MAX_CODE_OBJECTS;
         if has_space {
-            known.insert(address, (kind, code.clone().unbind()));
+            seen.code.insert(address, (kind, code.clone().unbind()));
         }
         Some((kind, has_space))
     }
+}
 
-    /// The call site at this line; adds it to the ring's table unless it was seen before and its code is cached.
-    fn site(
-        &self,
-        ring: &FlightRecorder,
-        frame: &Bound<'_, PyAny>,
-        code: &Bound<'_, PyAny>,
-        is_cached: bool,
-    ) -> Option<CallSiteId> {
-        let py = code.py();
-        let instruction = frame.getattr(intern!(py, "f_lasti")).ok()?;
-        let key = (code.as_ptr().addr(), instruction.extract::<i32>().ok()?);
-        if is_cached && let Some(site) = self.sites.lock().ok()?.get(&key) {
-            return Some(*site);
-        }
-        let line = frame.getattr(intern!(py, "f_lineno")).ok()?;
-        let line = line.extract::<u32>().unwrap_or(0);
-        let text = |name| code.getattr(name).ok()?.extract::<String>().ok();
-        let file = text(intern!(py, "co_filename"))?;
-        let function = text(intern!(py, "co_name")).unwrap_or_default();
-        let site = ring.intern_call_site(&file, &function, line);
-        if is_cached {
-            self.sites.lock().ok()?.insert(key, site);
-        }
-        Some(site)
+/// The call site at this line; adds it to the ring's table unless it was seen before and its code is cached.
+fn site(
+    seen: &mut Seen,
+    ring: &FlightRecorder,
+    frame: &Bound<'_, PyAny>,
+    code: &Bound<'_, PyAny>,
+    is_cached: bool,
+) -> Option<CallSiteId> {
+    let py = code.py();
+    let instruction = frame.getattr(intern!(py, "f_lasti")).ok()?;
+    let key = (code.as_ptr().addr(), instruction.extract::<i32>().ok()?);
+    if is_cached && let Some(site) = seen.sites.get(&key) {
+        return Some(*site);
+    }
+    let line = frame.getattr(intern!(py, "f_lineno")).ok()?;
+    let line = line.extract::<u32>().unwrap_or(0);
+    let text = |name| code.getattr(name).ok()?.extract::<String>().ok();
+    let file = text(intern!(py, "co_filename"))?;
+    let function = text(intern!(py, "co_name")).unwrap_or_default();
+    let site = ring.intern_call_site(&file, &function, line);
+    if is_cached {
+        seen.sites.insert(key, site);
+    }
+    Some(site)
+}
+
+/// The code object of a frame.
+fn code_of<'py>(frame: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    // SAFETY: the object is a frame: one that `innermost` returned, or a `f_back` that is not None. The reference that
+    // is returned is a new one.
+    unsafe {
+        let code = pyo3::ffi::PyFrame_GetCode(frame.as_ptr().cast());
+        Bound::from_owned_ptr_or_opt(frame.py(), code.cast())
     }
 }
 

@@ -4,6 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use rcomm_recorder::model::DType;
 use rcomm_recorder::record::Tensor;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
@@ -52,13 +53,17 @@ impl Types {
 /// The most tensors that are read of the inputs, or the outputs, of an operation: DDP and FSDP pass one.
 const MAX_TENSORS: usize = 1_024;
 
+/// How many tensors, and how many extents of them in all, are described without a use of the heap.
+const INLINE_TENSORS: usize = 2;
+const INLINE_EXTENTS: usize = 8;
+
 /// The tensors of one side of an operation: its inputs or its outputs.
 #[derive(Default)]
 pub(crate) struct Side {
-    types: Vec<DType>,
+    types: SmallVec<[DType; INLINE_TENSORS]>,
     /// How many dimensions each tensor has.
-    dimensions: Vec<usize>,
-    extents: Vec<u64>,
+    dimensions: SmallVec<[usize; INLINE_TENSORS]>,
+    extents: SmallVec<[u64; INLINE_EXTENTS]>,
     /// Whether the first tensor is in the host's memory.
     pub(crate) on_host: bool,
 }
@@ -107,7 +112,7 @@ impl Side {
     }
 
     /// The tensors in the recorder's form.
-    pub(crate) fn tensors(&self) -> Vec<Tensor<'_>> {
+    pub(crate) fn tensors(&self) -> SmallVec<[Tensor<'_>; INLINE_TENSORS]> {
         let mut rest = &self.extents[..];
         let tensor = |(&dtype, &dimensions): (&DType, &usize)| {
             let (shape, extents_after) = rest.split_at(dimensions);

@@ -323,7 +323,7 @@ class _Recorder:
         if self.native is not None and (not self.has_hooks or self.is_builtin(pg)):
             # `address` is called once per group: each call keeps a reference to the end of the process.
             address = self.addresses.get(key) or self.addresses.setdefault(key, hooks.address())
-            self.watch_waits(self.native_waited)
+            self.watch_waits(self.native_waited, self.ring.deferred)
             self.native.attach(pg.boxed(), _HOOK_ID, address)
             return
         self.watch_waits(self.ring.waited)
@@ -400,11 +400,11 @@ class _Recorder:
 
     def native_waited(self, work: Any, has_returned: bool) -> None:
         """Tells the hooks in C++ that a wait returned or raised. They need this for deferred operations only."""
-        if self.ring.deferred():
-            self.native.waited(work.boxed(), has_returned)
+        self.native.waited(work.boxed(), has_returned)
 
-    def watch_waits(self, observer: Callable[[Any, bool], None]) -> None:
-        """Calls `observer` with the Work when a wait for it has returned (with True) or raised (with False)."""
+    def watch_waits(self, observer: Callable[[Any, bool], None], is_needed: Callable[[], int] | None = None) -> None:
+        """Calls `observer` with the Work when a wait for it has returned (with True) or raised (with False); if
+        `is_needed` is given, only where it returns another number than 0 when the wait begins."""
         if observer in self.wait_observers:
             return
         self.wait_observers.append(observer)
@@ -412,9 +412,11 @@ class _Recorder:
         wait = work.wait
 
         @functools.wraps(wait)
-        def wait_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def wait_and_report(self: Any, timeout: timedelta | None = None) -> Any:
+            if is_needed is not None and not is_needed():
+                return wait(self) if timeout is None else wait(self, timeout)
             try:
-                done = wait(self, *args, **kwargs)
+                done = wait(self) if timeout is None else wait(self, timeout)
             except BaseException:
                 observer(self, False)
                 raise

@@ -17,7 +17,8 @@ job=${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-0}
 offer RCOMM_RECORD 1
 offer RCOMM_JOB "$job"
 # Without it: dumps of NCCL's operations, on request and at a time-out, in a folder for each attempt. Anyone may have
-# taken the folder's name, or filled the disk.
+# taken the folder's name, or filled the disk. Up to about 2.6, PyTorch kept no operations unless told how many; newer
+# versions print a warning that the name of that setting is old.
 dumps=/tmp/rcomm-dumps-$(id -u)/$job.$attempt
 if mkdir -p "$dumps" 2>/dev/null && [ -O "$dumps" ] && [ -O "${dumps%/*}" ]; then
     offer TORCH_NCCL_DEBUG_INFO_PIPE_FILE "$dumps/pipe-"

@@ -134,10 +134,9 @@ pub(super) const E111: Prose = Prose {
 };
 
 pub(super) const E112: Prose = Prose {
-    meaning: "Members issued the same operation with sizes that it does not allow to differ. What may \
-             differ is known for each operation and not reported: parts that the operation lets differ (gather_v, \
-             all_to_all), and what only the root has, which is the output of a gather and the input of a scatter. \
-             In an exchange (all_to_all) each member must send what the other expects: if recorded split sizes \
+    meaning: "Members issued the same operation with sizes that it does not allow to differ. Sizes \
+             that may differ are not compared: the parts of gather_v and all_to_all, and what only the root has, which \
+             is the output of a gather and the input of a scatter. In an exchange (all_to_all) each member must send what the other expects: if recorded split sizes \
              show a difference it is E114, if only the sizes of tensors do it is E112.",
     causes: &[
         "the last batch is smaller on some ranks, or sequences are padded to a local maximum",

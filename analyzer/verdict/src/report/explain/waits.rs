@@ -109,9 +109,9 @@ pub(super) const E151: Prose = Prose {
     meaning: "Others wait for a rank whose process is there and does nothing: the system reports that a signal or a \
              debugger has stopped it, or its watchdog, which makes one to ten rounds a second, has not run for seconds \
              while those of its peers have. The rank may have been stopped between two operations or inside one that \
-             all its peers have joined. It records nothing more. So where all its peers have completed the operation \
-             that its record ends with, the finding calls that operation its last event, and whether the rank is still \
-             inside is not known. If every process of the job is stopped, all are named together, also when no \
+             all its peers have joined. A stopped rank records nothing more. If all its peers have completed the last \
+             operation of its record, the finding calls that operation its last event: whether the rank had left it, \
+             too, is not known. If every process of the job is stopped, all are named together, also when no \
              operation is pending.",
     causes: &[
         "SIGSTOP, Ctrl-Z or a scheduler that suspends jobs",

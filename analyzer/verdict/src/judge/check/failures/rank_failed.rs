@@ -92,7 +92,8 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         .collect();
     let culprits = ctx.ranks(&gone);
     let detail = format!(
-        " while inside {} #{} on group {}{}; {}",
+        ": {} ended inside {} #{} on group {}{}; {}",
+        if culprits.len() == 1 { "it" } else { "they" },
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),

@@ -79,24 +79,24 @@ fn on_host(host: &str) -> String {
 fn by_turns(lateness: &Lateness) -> String {
     let tally = &lateness.by_rank;
     format!(
-        "ranks take turns at being late: {} of {} cost most in the {} stretches of {} that lost most, none in more \
-            than half of them; together that is {} of the job's time: look at the hosts' load and the network, \
-            not at one rank",
-        tally.units_at_worst(),
-        lateness.among,
+        "ranks take turns at being late, which costs {} of the job's time in all: look at the hosts' load and the \
+            network, not at one rank; in the {} worst intervals of {}, {} of {} ranks cost most in turn, none in \
+            more than half of them",
+        format_percent(tally.total_ms() / lateness.span_ms),
         tally.stretches,
         format_lateness(tally.stretch_ms),
-        format_percent(tally.total_ms() / lateness.span_ms),
+        tally.units_at_worst(),
+        lateness.among,
     )
 }
 
 /// Why the lateness is not chance, for `ruled_out`.
 fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, units: &str) -> String {
     format!(
-        "chance: it cost most in {} of the {stretches} stretches of {} that lost most; among {among} equal {units}, \
-        that happens by chance in less than one of {:.0} jobs",
-        late.stretches,
+        "chance: of the {stretches} intervals of {} in which the job lost most time, it cost most in {}; if the \
+        {among} {units} were alike, that would happen in less than one of {:.0} jobs",
         format_lateness(stretch_ms),
+        late.stretches,
         1.0 / ERROR_RATE
     )
 }

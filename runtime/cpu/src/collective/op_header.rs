@@ -186,7 +186,7 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
         .unwrap_or(0);
     let (called, expected) = (&op_headers[differing], &op_headers[majority]);
     let mut message = format!(
-        "rank {differing} of the group called {called}, but rank {majority} called {expected}"
+        "in the group, rank {differing} called {called}, but rank {majority} called {expected}"
     );
     if called.to_string() == expected.to_string() {
         message.push_str(" with a different list of counts");
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(found.rank, 2);
         assert_eq!(
             found.message,
-            "rank 2 of the group called all_reduce #41 (sum) of 4 Float, \
+            "in the group, rank 2 called all_reduce #41 (sum) of 4 Float, \
              but rank 0 called all_reduce #41 (sum) of 8 Float"
         );
         assert_eq!(compare(&op_headers[..2]), Ok(()));

@@ -502,7 +502,7 @@ mod tests {
     fn reason_reaches_the_other_ranks_whole_or_cut_at_a_character() {
         let found = Disagreement {
             rank: 3,
-            message: "rank 3 of the group called barrier #1".into(),
+            message: "in the group, rank 3 called barrier #1".into(),
         };
         let mut slot = reason(&found);
         slot.resize(REASON, 0xff);

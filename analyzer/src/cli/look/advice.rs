@@ -74,7 +74,10 @@ pub(in crate::cli) fn advice_for_paths() -> String {
 /// The text for jobs whose ranks run on this node and of which no record was found: the list of these jobs, and how to
 /// get their records. `jobs` must not be empty.
 pub(super) fn running(jobs: &[RankJob]) -> String {
-    let mut text = format!("{}\n", heading(jobs));
+    let mut text = match jobs.len() {
+        1 => "1 job with ranks here has no record in the places searched:\n".to_owned(),
+        number => format!("{number} jobs with ranks here have no record in the places searched:\n"),
+    };
     list(jobs, &mut text);
     append_hang_advice(jobs, &mut text);
     text

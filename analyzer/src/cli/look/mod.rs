@@ -184,7 +184,9 @@ fn show_first(search: &Search, verbose: bool, color: ColorChoice) -> Result<Exit
             }
         }
         human::write(&shown.report, &analyze::layout(verbose), out)?;
-        writeln!(out, "\n{which}: {}\n  {}", line(records), records.command)?;
+        let wrapped = |text: String| textwrap::fill(&text, output::page_width());
+        let heading = wrapped(format!("{which}: {}", line(records)));
+        writeln!(out, "\n{heading}\n  {}", records.command)?;
         let others = (0..).zip(&search.records);
         let others = others.filter(|(other, _)| *other != shown_index);
         let others_count = search.records.len() - 1;

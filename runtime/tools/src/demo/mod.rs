@@ -84,16 +84,17 @@ fn introduction(
         demo.kind.describe(demo)
     );
     text.push_str("== in another terminal:\n");
-    let _ = writeln!(text, "==   {top} --job {job}{rings}          the live view");
+    // A command can be wider than the terminal, so what it is for comes first.
+    let _ = writeln!(text, "==   the live view    {top} --job {job}{rings}");
     let _ = writeln!(
         text,
-        "==   {top} --once --job {job}{rings}   the verdict as text"
+        "==   the verdict      {top} --once --job {job}{rings}"
     );
-    let _ = writeln!(text, "==   {web} --job {job}{rings}          the page");
+    let _ = writeln!(text, "==   the page         {web} --job {job}{rings}");
     if matches!(demo.kind, Kind::Kill | Kind::Mismatch) {
         let _ = writeln!(
             text,
-            "==   {} analyze {}   the dumps that the ranks write when they fail",
+            "==   after a failure  {} analyze {}",
             command("rcomm-fr"),
             dumps.display()
         );

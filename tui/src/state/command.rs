@@ -9,7 +9,7 @@ use rcomm_recorder::model::Rank;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Every command: its form, and what it does.
+/// Each command: its form, and its effect.
 pub const COMMANDS: &[(&str, &str)] = &[
     ("overview, groups, ...", "go to a view by its name"),
     ("rank N", "go to a rank"),
@@ -19,9 +19,9 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ),
     ("why", "the causal chain of the whole hang"),
     ("stacks", "call stacks"),
-    ("filter EXPR", "set the filter; without EXPR: clear it"),
+    ("filter [EXPR]", "set the filter; without EXPR: clear it"),
     (
-        "sort COLUMN",
+        "sort [COLUMN]",
         "sort the table by a column; without COLUMN: the default order",
     ),
     ("mark N", "mark or unmark a rank"),
@@ -33,7 +33,7 @@ pub const COMMANDS: &[(&str, &str)] = &[
     ),
     ("save [FILE]", "write this screen as text"),
     (
-        "dump [DIR]",
+        "dump [FOLDER]",
         "write every rank's record to a folder (--allow-actions)",
     ),
     ("job NAME", "show another job of this node"),
@@ -73,7 +73,7 @@ const NAMES: &[&str] = &[
 ///
 /// # Errors
 ///
-/// A sentence with the expected form, if `text` is not a command.
+/// A sentence that says what is wrong with `text`, with the expected form or where to find it.
 pub fn parse(text: &str) -> Result<TypedCommand, String> {
     let text = text.trim();
     let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -96,7 +96,7 @@ pub fn parse(text: &str) -> Result<TypedCommand, String> {
         "mark" => TypedCommand::Mark(rank()?),
         "compare" => TypedCommand::Go(Screen::Compare),
         "mute" => TypedCommand::Mute(Code::parse(rest).ok_or_else(|| {
-            format!("`{rest}` is not a code; codes look like E101 or not_joined")
+            format!("`{rest}` is not a finding code; a code has an id, as E101, and a name, as not_joined: either is taken")
         })?),
         "save" => export(&format!("text {rest}"))?,
         "export" => export(rest)?,

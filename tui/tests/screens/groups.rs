@@ -27,16 +27,22 @@ fn pending_messages_of_a_group_are_counted() {
 fn groups_that_share_a_label_are_distinguished_by_their_ranks() {
     let mut snapshot = recorded(Situation::StuckRank);
     let mut report = Report::clone(&snapshot.report);
-    let same = |group: &mut rcomm_analyzer::GroupRef| {
+    let relabel = |group: &mut rcomm_analyzer::GroupRef| {
         if group.desc == "dp" {
             group.name = "dp".into();
         }
     };
-    report.groups.iter_mut().for_each(|it| same(&mut it.group));
-    (report.in_flight.iter_mut()).for_each(|it| same(&mut it.group));
-    report.waits.iter_mut().for_each(|it| same(&mut it.group));
+    report
+        .groups
+        .iter_mut()
+        .for_each(|it| relabel(&mut it.group));
+    (report.in_flight.iter_mut()).for_each(|it| relabel(&mut it.group));
+    report
+        .waits
+        .iter_mut()
+        .for_each(|it| relabel(&mut it.group));
     let findings = report.findings.iter_mut();
-    findings.for_each(|it| it.group.iter_mut().for_each(same));
+    findings.for_each(|it| it.group.iter_mut().for_each(relabel));
     snapshot.report = Arc::new(report);
     let mut state = showing(snapshot, (120, 40));
     let screen = text::of(&state);

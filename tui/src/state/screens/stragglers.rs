@@ -1,4 +1,5 @@
-//! Stragglers: ranks by the time that others waited for them; if all ranks of a host are late, they share a row.
+//! Stragglers: ranks by the share of the job's time that was lost because of them. If all ranks of a host are late, they
+//! share a row.
 
 use super::ViewModel;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
@@ -22,7 +23,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         .filter(|f| f.code == Code::W220)
         .flat_map(|f| f.culprit_ranks.iter().copied())
         .collect();
-    let late: HashMap<Rank, &RankReport> = report
+    let listed: HashMap<Rank, &RankReport> = report
         .ranks
         .iter()
         .filter(|r| r.lag_share.unwrap_or(0.0) >= MIN_SHARE || accused.contains(&r.rank))
@@ -32,7 +33,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     for host in &model.index.hosts {
         let ranks = || host.ranks.iter().map(|&at| model.snapshot.ranks[at].rank);
         let here: Vec<&RankReport> = ranks()
-            .filter_map(|rank| late.get(&rank).copied())
+            .filter_map(|rank| listed.get(&rank).copied())
             .filter(|report| passes(model, report))
             .collect();
         // If all ranks of a host are late, the host is considered the cause and gets one row, unless the warnings name
@@ -53,11 +54,11 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     rows.sort_by(|a, b| b.cells[5].value.total_cmp(&a.cells[5].value));
     let total = report.straggler_share();
     let mut head = vec![vec![plain(
-        "lag: time the other members waited for this rank; share: of the job's time",
+        "lag: how long after the first member a rank arrives; share: of the job's time",
     )]];
     if total > 0.0 {
         let text = format!(
-            "if the marked ranks arrived in time, up to {} of the job's time would be saved",
+            "if the ranks with ~ arrived in time, up to {} of the job's time would be saved",
             format_percent(total)
         );
         head.push(vec![plain(text)]);
@@ -65,7 +66,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let has_error = (report.findings.iter()).any(|it| it.severity == Severity::Error);
     let empty = if has_error {
         "not judged: the job has an error".into()
-    } else if late.is_empty() {
+    } else if listed.is_empty() {
         "no stragglers found".into()
     } else {
         model.none_left("straggler")
@@ -74,8 +75,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         columns: vec![
             text("ranks", 0),
             text("host", 1),
-            number("late", 2),
-            text("verdict", 0),
+            number("of host", 2),
+            text("finding", 0),
             number("lag p50 ms", 0),
             number("share %", 0),
             rest("last call", 3),
@@ -107,7 +108,7 @@ fn row(
     let ranks: Vec<Rank> = late.iter().map(|report| report.rank).collect();
     let problem = ranks.iter().any(|rank| accused.contains(rank));
     let lag = late.iter().filter_map(|r| r.lag_p50_ms).reduce(f64::max);
-    // Ranks of one host that are late together share a row, so their shares are added.
+    // Ranks of one host may share a row: their shares are added.
     let share = late.iter().filter_map(|r| r.lag_share).reduce(|a, b| a + b);
     let percent = share.map_or(f64::NAN, |share| share * 100.0);
     let (mark, tone) = if problem {
@@ -115,7 +116,7 @@ fn row(
     } else {
         (Mark::NONE, Tone::Plain)
     };
-    let verdict = match (problem, late.len() > 1) {
+    let finding = match (problem, late.len() > 1) {
         (true, true) => "HOST LATE",
         (true, false) => "RANK LATE",
         _ => "-",
@@ -130,7 +131,7 @@ fn row(
                 true => Cell::number(format!("{}/{on_host}", late.len()), late.len() as f64),
                 false => Cell::text(""),
             },
-            Cell::text(verdict),
+            Cell::text(finding),
             Cell::number(millis(lag), lag.unwrap_or(f64::NAN)),
             Cell::number(format!("{percent:.1}"), percent),
             Cell::text(last),

@@ -4,7 +4,7 @@
 use crate::mesh::Mesh;
 use crate::transport::shm::Streams;
 use crate::transport::tcp::TcpChannel;
-use crate::transport::{Channel, Wire};
+use crate::transport::{Channel, TcpConnection};
 use std::io;
 
 /// The ranks of a group that share memory with this rank; none by default.
@@ -44,7 +44,11 @@ impl Neighbors {
     }
 
     /// Makes the channel to `peer` over these sockets.
-    pub(crate) fn channel(&self, peer: usize, mut sockets: Vec<Wire>) -> io::Result<Channel> {
+    pub(crate) fn channel(
+        &self,
+        peer: usize,
+        mut sockets: Vec<TcpConnection>,
+    ) -> io::Result<Channel> {
         match (self.place_of(peer), sockets.pop()) {
             // A doorbell carries no data, so it needs no TLS after the handshake.
             (Some((streams, place)), Some(doorbell)) => {

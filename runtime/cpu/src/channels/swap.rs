@@ -122,7 +122,7 @@ impl<'a> Swap<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::Wire;
+    use crate::transport::TcpConnection;
     use crate::transport::tcp::TcpChannel;
     use std::net::{TcpListener, TcpStream};
 
@@ -131,8 +131,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let there = listener.accept().unwrap().0;
-        let mut channels =
-            [here, there].map(|end| Channel::Tcp(TcpChannel::new(vec![Wire::plain(end)]).unwrap()));
+        let mut channels = [here, there]
+            .map(|end| Channel::Tcp(TcpChannel::new(vec![TcpConnection::plain(end)]).unwrap()));
         let add = |ours: &mut [u8], theirs: &[u8]| {
             assert_eq!(ours.len(), theirs.len());
             for (ours, theirs) in ours.iter_mut().zip(theirs) {

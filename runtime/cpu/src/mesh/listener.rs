@@ -5,7 +5,7 @@ use super::handshake::{
 };
 use super::shortage::{Shortage, has_caller, is_shortage};
 use super::{fill_random, lock};
-use crate::transport::{Wire, fd_passing, shm::Segment};
+use crate::transport::{TcpConnection, fd_passing, shm::Segment};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Handshake as TlsHandshake, Tls, TlsError};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -49,7 +49,7 @@ pub(super) struct ChannelId {
 #[derive(Default)]
 pub(super) struct Arrived {
     /// The channels that no thread of this rank has taken yet.
-    pub(super) channels: HashMap<ChannelId, Wire>,
+    pub(super) channels: HashMap<ChannelId, TcpConnection>,
     /// Groups whose operations have failed on this rank: their channels are refused.
     pub(super) given_up: HashSet<u64>,
 }
@@ -126,7 +126,7 @@ impl Default for Limits {
 /// How a caller connected.
 enum Caller {
     /// Over TCP, from any host, for a channel.
-    Tcp(Wire),
+    Tcp(TcpConnection),
     /// Over a unix socket, from this host and user, for the shared memory.
     Unix(UnixStream),
 }
@@ -134,14 +134,14 @@ enum Caller {
 impl Caller {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(wire) => wire.read(into),
+            Self::Tcp(connection) => connection.read(into),
             Self::Unix(stream) => stream.read(into),
         }
     }
 
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::Tcp(wire) => wire.write_few(bytes),
+            Self::Tcp(connection) => connection.write_few(bytes),
             Self::Unix(stream) => stream.write_all(bytes),
         }
     }
@@ -149,7 +149,7 @@ impl Caller {
     /// Sets TLS up, if the caller must use it; returns whether it is done.
     fn set_up_tls(&mut self) -> io::Result<bool> {
         match self {
-            Self::Tcp(Wire {
+            Self::Tcp(TcpConnection {
                 socket,
                 tls: Some(session),
             }) => Ok(session.handshake(&*socket)? == TlsHandshake::Done),
@@ -159,14 +159,14 @@ impl Caller {
 
     fn identity<'i>(&self, base: &'i Identity) -> Cow<'i, Identity> {
         match self {
-            Self::Tcp(wire) => base.tied_to(wire.tls.as_deref()),
+            Self::Tcp(connection) => base.tied_to(connection.tls.as_deref()),
             Self::Unix(_) => Cow::Borrowed(base),
         }
     }
 
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Tcp(wire) => wire.socket.as_fd(),
+            Self::Tcp(connection) => connection.socket.as_fd(),
             Self::Unix(stream) => stream.as_fd(),
         }
     }
@@ -298,12 +298,12 @@ impl Listener {
                         self.end_early(oldest);
                     }
                     if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
-                        let wire = Wire {
+                        let connection = TcpConnection {
                             socket: stream,
                             tls: self.tls.as_ref().map(Tls::answer),
                         };
                         self.pending
-                            .push(PendingHandshake::new(Caller::Tcp(wire), host));
+                            .push(PendingHandshake::new(Caller::Tcp(connection), host));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -417,14 +417,14 @@ impl Listener {
                     // first use.
                     let welcome = Decision::Welcome.to_bytes();
                     match (handshake.caller, &self.segment_server) {
-                        (Caller::Tcp(mut wire), _) if id.kind != ChannelKind::Segment => {
+                        (Caller::Tcp(mut connection), _) if id.kind != ChannelKind::Segment => {
                             // The caller may send its data and exit as soon as it has read the welcome. A thread
                             // that then finds that the caller is gone must also find the channel, so both steps
                             // are made under the lock.
                             let mut arrived = lock(&self.shared.arrived);
                             if !arrived.given_up.contains(&id.group) {
-                                let _ = wire.write_few(&welcome);
-                                arrived.channels.insert(id, wire);
+                                let _ = connection.write_few(&welcome);
+                                arrived.channels.insert(id, connection);
                             }
                             drop(arrived);
                             self.shared.changed.notify_all();
@@ -444,11 +444,11 @@ impl Listener {
                 }
                 outcome => {
                     let caller = self.pending.swap_remove(index).caller;
-                    if let (HandshakeProgress::NoTls, Caller::Tcp(wire)) = (outcome, caller)
-                        && wire.socket.shutdown(Shutdown::Write).is_ok()
+                    if let (HandshakeProgress::NoTls, Caller::Tcp(connection)) = (outcome, caller)
+                        && connection.socket.shutdown(Shutdown::Write).is_ok()
                         && self.without_tls.len() < MAX_HANDSHAKES
                     {
-                        self.without_tls.push((wire.socket, Instant::now()));
+                        self.without_tls.push((connection.socket, Instant::now()));
                     }
                     let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
                     tracing::warn!(count, "a caller did not complete the handshake of this job");
@@ -525,15 +525,15 @@ impl PendingHandshake {
     /// must; one whose TLS handshake failed gets TLS's own alert.
     fn refuse_without_tls(&mut self, error: &io::Error) -> HandshakeProgress {
         tracing::warn!(%error, "cannot set up TLS with a caller");
-        let Caller::Tcp(wire) = &mut self.caller else {
+        let Caller::Tcp(connection) = &mut self.caller else {
             return HandshakeProgress::Refused;
         };
-        wire.tls = None;
+        connection.tls = None;
         match TlsError::of(error) {
             Some(TlsError::Plain) => {
                 let mut answer = [0; ANSWER_LEN];
                 answer[..4].copy_from_slice(&Decision::NeedsTls.to_bytes());
-                let _ = wire.write_few(&answer);
+                let _ = connection.write_few(&answer);
                 HandshakeProgress::NoTls
             }
             Some(TlsError::Failed(_)) => HandshakeProgress::NoTls,

@@ -455,7 +455,7 @@ impl PeerChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::Wire;
+    use crate::transport::TcpConnection;
     use crate::transport::tcp::TcpChannel;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
@@ -474,7 +474,7 @@ mod tests {
         drop(there);
         let mut channel = PeerChannel::new();
         channel.channel = Some(Channel::Tcp(
-            TcpChannel::new(vec![Wire::plain(here)]).unwrap(),
+            TcpChannel::new(vec![TcpConnection::plain(here)]).unwrap(),
         ));
         channel
     }

@@ -4,7 +4,7 @@ use super::channel::{MAX_KEPT_BYTES, PeerChannel, WaitingReceive};
 use super::frame::{FRAME_BYTES, Frame, MAX_EAGER_BYTES};
 use super::request::{Request, Stage};
 use crate::transport::tcp::TcpChannel;
-use crate::transport::{Channel, Wire};
+use crate::transport::{Channel, TcpConnection};
 use rcomm_recorder::model::DType;
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -33,7 +33,9 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
     there.shutdown(Shutdown::Write)?;
 
     let mut channel = PeerChannel::new();
-    channel.channel = Some(Channel::Tcp(TcpChannel::new(vec![Wire::plain(here)])?));
+    channel.channel = Some(Channel::Tcp(TcpChannel::new(vec![TcpConnection::plain(
+        here,
+    )])?));
     // This rank has offered one message, which was not answered.
     channel.offered.push(1);
     let mut requests = Vec::new();

@@ -1,6 +1,6 @@
 //! Moves bytes from one rank to another.
 //!
-//! All ranks of one host can exchange bytes with each other in one step, through shared memory ([`shm`]). Between two
+//! All ranks of one host can exchange bytes with each other in one phase, through shared memory ([`shm`]). Between two
 //! ranks, bytes go over a [`Channel`], a stream of bytes in both directions over sockets or in shared memory. A channel
 //! never blocks: it moves the bytes that it can move now, and the callers decide how to wait before they try again.
 
@@ -25,24 +25,26 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-/// A connection to a rank, before a channel is made of it.
-pub(crate) struct Wire {
+/// A TCP connection to a rank, before a channel is made of it.
+pub(crate) struct TcpConnection {
     pub(crate) socket: TcpStream,
     /// The connection's TLS session, if the job uses TLS.
     pub(crate) tls: Option<Box<TlsSession>>,
 }
 
-impl Wire {
+impl TcpConnection {
     /// Makes a connection without TLS.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn plain(socket: TcpStream) -> Self {
         Self { socket, tls: None }
     }
 
-    /// Reads bytes that have arrived; returns how many, 0 at the end of the stream.
+    /// Reads bytes that have arrived; returns how many, 0 at the end of the stream. Waits for the first byte only without
+    /// TLS, on a socket that blocks.
     ///
     /// # Errors
-    /// The system's error, and `WouldBlock` if there are none, on a socket that does not block.
+    /// `WouldBlock` if no byte has arrived and this call does not wait; [`TlsError`](rcomm_recorder::publish::TlsError);
+    /// the system's error.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket).read(into),
@@ -50,10 +52,11 @@ impl Wire {
         }
     }
 
-    /// Writes the first bytes of `from` that fit now; returns how many.
+    /// Writes the first bytes of `from`, as many as fit; returns how many. Waits for room only without TLS, on a socket
+    /// that blocks.
     ///
     /// # Errors
-    /// The system's error, and `WouldBlock` if nothing fits, on a socket that does not block.
+    /// `WouldBlock` if nothing fits and this call does not wait; the system's error.
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket).write(from),
@@ -64,7 +67,7 @@ impl Wire {
     /// Writes a few bytes, for which a socket that was connected just now has room.
     ///
     /// # Errors
-    /// The system's error, and `WouldBlock` if there is no room.
+    /// Those of [`write`](Self::write). Some of the bytes may have been written before.
     pub(crate) fn write_few(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written = self.write(bytes)?;
@@ -87,7 +90,8 @@ impl Channel {
     ///
     /// # Errors
     /// `UnexpectedEof` once the peer has closed its end and all it sent was read; in memory only after
-    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that. Otherwise the system's.
+    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that. On sockets also the system's error, and
+    /// [`TlsError`](rcomm_recorder::publish::TlsError); in memory `Other` if the counts there are invalid.
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -97,8 +101,11 @@ impl Channel {
     }
 
     /// Fills `into` if the next bytes of the stream are exactly `head` and all bytes of `into` have arrived after it.
-    /// Returns `Other` also for bytes in several pieces ([`Found`](shm::Found)), and always on a socket, to which bytes
-    /// that do not match could not be put back.
+    /// Returns [`Found::Other`](shm::Found::Other) also for bytes in several pieces, and always on a socket, to which
+    /// bytes that do not match could not be put back.
+    ///
+    /// # Errors
+    /// In memory `Other` if the counts there are invalid; none on a socket.
     #[inline]
     pub(crate) fn read_after<const HEAD: usize>(
         &mut self,
@@ -114,7 +121,7 @@ impl Channel {
     /// Writes the first bytes of `from`, not always all that fit now; returns how many, 0 if nothing fits.
     ///
     /// # Errors
-    /// Those of the system if the connection has ended; in memory `BrokenPipe`, and only after
+    /// On sockets the system's, if the connection has ended. In memory `BrokenPipe`, once
     /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that the peer has closed its end, and `Other` if the
     /// counts there are invalid.
     #[inline]
@@ -125,7 +132,7 @@ impl Channel {
         }
     }
 
-    /// Works like [`write`](Self::write) on `head` followed by `rest`.
+    /// Works like [`write`](Self::write), and has its errors, on `head` followed by `rest`.
     #[inline]
     pub(crate) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         match self {

@@ -7,7 +7,7 @@
 //!
 //! With TLS every stream has a session, and the positions count the bytes inside the sessions.
 
-use super::{Interest, Wire, health};
+use super::{Interest, TcpConnection, health};
 use rcomm_recorder::publish::TlsSession;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
@@ -93,11 +93,11 @@ impl TcpChannel {
     ///
     /// # Panics
     /// If there is no socket, or if some sockets use TLS and others do not.
-    pub(crate) fn new(wires: Vec<Wire>) -> io::Result<Self> {
-        assert!(!wires.is_empty(), "a channel without a socket");
-        let mut streams = Vec::with_capacity(wires.len());
+    pub(crate) fn new(connections: Vec<TcpConnection>) -> io::Result<Self> {
+        assert!(!connections.is_empty(), "a channel without a socket");
+        let mut streams = Vec::with_capacity(connections.len());
         let mut sessions = Vec::new();
-        for Wire { socket, tls } in wires {
+        for TcpConnection { socket, tls } in connections {
             socket.set_nonblocking(true)?;
             socket.set_nodelay(true)?;
             streams.push(Arc::new(socket));
@@ -323,8 +323,8 @@ mod tests {
             there.push(listener.accept().unwrap().0);
         }
         [here, there].map(|end| {
-            let wires = end.into_iter().map(Wire::plain).collect();
-            TcpChannel::new(wires).unwrap()
+            let connections = end.into_iter().map(TcpConnection::plain).collect();
+            TcpChannel::new(connections).unwrap()
         })
     }
 

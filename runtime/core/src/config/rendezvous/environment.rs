@@ -37,13 +37,16 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     }
 }
 
-/// The names of one launcher's variables.
+/// The names of one launcher's variables. A name is empty if the launcher has no such variable.
 struct VariableNames {
     launcher: Launcher,
     rank: &'static str,
+    /// The first of these that is set has the world size.
     world_size: &'static [&'static str],
     local_rank: &'static str,
+    /// The number of ranks on this host.
     local_world_size: &'static str,
+    /// How often the launcher has restarted the job.
     attempt: &'static str,
 }
 
@@ -94,8 +97,8 @@ impl Rendezvous {
     /// Reads the launcher's variables through `lookup` (`std::env::var(name).ok()`, for example).
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) names the variable that is missing or wrong, and
-    /// what was expected.
+    /// [`ErrorKind::Rendezvous`](crate::ErrorKind::Rendezvous) if no launcher has set a rank, or if a variable that the
+    /// job needs is missing or has a wrong value: the message names the variable and says what is expected.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let env = Environment(lookup);
         let Some(names) = LAUNCHERS

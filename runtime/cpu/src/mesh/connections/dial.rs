@@ -6,7 +6,7 @@ use crate::mesh::handshake::{ANSWER_LEN, Decision, End, Handshake};
 use crate::mesh::listener::milliseconds;
 use crate::mesh::shortage::is_shortage;
 use crate::mesh::{address_key, fill_random};
-use crate::transport::Wire;
+use crate::transport::TcpConnection;
 use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::ErrorKind;
 use rcomm_core::store::Store;
@@ -30,7 +30,7 @@ impl Mesh {
         &self,
         handshake: Handshake,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Wire, Failure> {
+    ) -> Result<TcpConnection, Failure> {
         let addresses = self.addresses_of(handshake.to, policy)?;
         // The sockets of one channel use one address after the other, and channels to different ranks begin with
         // different ones.
@@ -78,7 +78,7 @@ impl Mesh {
         let mut nonce = [0; 32];
         fill_random(&mut nonce).map_err(Failure::Io)?;
         let mut handshake_stream = HandshakeStream {
-            wire: Wire {
+            connection: TcpConnection {
                 socket: stream,
                 tls: self.tls.as_ref().map(Tls::call),
             },
@@ -87,7 +87,9 @@ impl Mesh {
             policy,
         };
         handshake_stream.set_up_tls()?;
-        let identity = self.identity.tied_to(handshake_stream.wire.tls.as_deref());
+        let identity = self
+            .identity
+            .tied_to(handshake_stream.connection.tls.as_deref());
         let first = handshake.encode(&identity, &nonce);
         handshake_stream.send(&first)?;
         let mut answer = [0; ANSWER_LEN];
@@ -113,7 +115,7 @@ impl Mesh {
         let mut last = [0; 4];
         handshake_stream.receive(&mut last)?;
         match Decision::from_bytes(last) {
-            Some(Decision::Welcome) => Ok(handshake_stream.wire),
+            Some(Decision::Welcome) => Ok(handshake_stream.connection),
             other => Err(refuse(other)),
         }
     }
@@ -167,7 +169,7 @@ fn is_unreachable(error: &io::Error) -> bool {
 
 /// Sends and receives the bytes of a handshake over a non-blocking socket, until the policy ends the wait.
 struct HandshakeStream<'a, 'p> {
-    wire: Wire,
+    connection: TcpConnection,
     peer: Rank,
     address: SocketAddr,
     policy: &'a mut WaitPolicy<'p>,
@@ -176,10 +178,10 @@ struct HandshakeStream<'a, 'p> {
 impl HandshakeStream<'_, '_> {
     fn set_up_tls(&mut self) -> Result<(), Failure> {
         loop {
-            let Some(session) = &mut self.wire.tls else {
+            let Some(session) = &mut self.connection.tls else {
                 return Ok(());
             };
-            match session.handshake(&self.wire.socket) {
+            match session.handshake(&self.connection.socket) {
                 Ok(TlsHandshake::Done) => return Ok(()),
                 Ok(TlsHandshake::Waits(event)) => self.wait(event)?,
                 Err(error) => return Err(self.failed(error)),
@@ -190,7 +192,7 @@ impl HandshakeStream<'_, '_> {
     fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let mut sent = 0;
         while sent < bytes.len() {
-            match self.wire.write(&bytes[sent..]) {
+            match self.connection.write(&bytes[sent..]) {
                 Ok(count) => sent += count,
                 Err(error) => self.wait_or_fail(error, PollFlags::OUT)?,
             }
@@ -201,7 +203,7 @@ impl HandshakeStream<'_, '_> {
     fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Failure> {
         let mut received = 0;
         while received < bytes.len() {
-            match self.wire.read(&mut bytes[received..]) {
+            match self.connection.read(&mut bytes[received..]) {
                 Ok(0) => {
                     let end = io::ErrorKind::UnexpectedEof.into();
                     return Err(Failure::Gone(self.peer, Some(end)));
@@ -237,7 +239,7 @@ impl HandshakeStream<'_, '_> {
         self.policy
             .check()
             .map_err(|interruption| Failure::of_wait_for(self.peer, interruption))?;
-        let mut socket = [PollFd::new(&self.wire.socket, event)];
+        let mut socket = [PollFd::new(&self.connection.socket, event)];
         match rustix::event::poll(&mut socket, Some(&milliseconds(10))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(Failure::Io(error.into())),

@@ -9,7 +9,7 @@ use super::listener::{ChannelId, Listener, ListenerState};
 use super::shortage::is_shortage;
 use super::{KeysToPublish, PeerState, address_key, lock};
 use crate::registered::Registry;
-use crate::transport::Wire;
+use crate::transport::TcpConnection;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
 use rcomm_core::backend::WorldContext;
 use rcomm_core::store::{Store, StoreQuery};
@@ -276,7 +276,7 @@ impl Mesh {
         let arrived = lock(&self.shared.arrived);
         let channels = arrived.channels.iter();
         let of_group = channels.filter(|(id, _)| id.group == group);
-        look(&mut of_group.map(|(id, wire)| (id.peer, &wire.socket)))
+        look(&mut of_group.map(|(id, connection)| (id.peer, &connection.socket)))
     }
 
     /// The memory that this rank has allocated and that other ranks of the host can map.
@@ -295,7 +295,7 @@ impl Mesh {
         &self,
         request: ChannelRequest,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Vec<Wire>, Failure> {
+    ) -> Result<Vec<TcpConnection>, Failure> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
         }
@@ -328,7 +328,7 @@ impl Mesh {
         &self,
         request: ChannelRequest,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Option<Vec<Wire>>, Failure> {
+    ) -> Result<Option<Vec<TcpConnection>>, Failure> {
         if self.rank() > request.peer {
             return self.connect(request, policy).map(Some);
         }
@@ -425,8 +425,8 @@ impl Mesh {
             group: 0,
             stream: 0,
         };
-        let wire = self.dial(handshake, policy)?;
-        Ok(Some(wire.socket))
+        let connection = self.dial(handshake, policy)?;
+        Ok(Some(connection.socket))
     }
 
     /// Waits until the peer has opened this socket, and takes the socket.
@@ -434,7 +434,7 @@ impl Mesh {
         &self,
         handshake: Handshake,
         policy: &mut WaitPolicy<'_>,
-    ) -> Result<Wire, Failure> {
+    ) -> Result<TcpConnection, Failure> {
         let id = ChannelId {
             group: handshake.group,
             kind: handshake.kind,

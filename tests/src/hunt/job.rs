@@ -59,7 +59,7 @@ pub enum Wrong {
 }
 
 impl Wrong {
-    /// Faults that every backend can have.
+    /// Faults that every backend can have. One that is listed twice is drawn twice as often.
     pub(super) const OF_LIFE: &[Self] = &[
         Self::Hangs,
         Self::Hangs,
@@ -109,7 +109,7 @@ pub struct Group {
 /// A job, before anything of it has run.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// The seed of everything.
+    /// The seed from which everything is drawn.
     pub seed: u64,
     /// Tensor-parallel size.
     pub tp: u32,
@@ -121,9 +121,9 @@ pub struct Job {
     pub is_sharded: bool,
     /// Whether gradients are reduced asynchronously.
     pub overlaps: bool,
-    /// Steps of the program.
+    /// The number of steps of the program.
     pub steps: u32,
-    /// Micro-batches of a step.
+    /// The number of micro-batches in a step.
     pub micro_batches: u32,
     /// Whether sends end before their receives are posted.
     pub sends_early: bool,
@@ -133,11 +133,11 @@ pub struct Job {
     pub records: Records,
     /// Whether NCCL's recorder notes when operations start.
     pub notes_starts: bool,
-    /// The newest operations that a record holds.
+    /// How many of the newest operations a record holds.
     pub ring_size: usize,
     /// The time-out of the operations, ns.
     pub timeout_ns: i64,
-    /// Ranks of a host.
+    /// The number of ranks on each host.
     pub per_host: u32,
     /// The largest error of a host's clock, ns.
     pub clock_error_ns: i64,
@@ -153,7 +153,7 @@ pub struct Job {
     pub broadcasts: bool,
     /// Whether gathers of parameters, and messages around the ring of all ranks, are issued in batches of two.
     pub batches: bool,
-    /// Whether the launcher is asked, at this share of the job, to end it.
+    /// The share of the job's time, 0..1, after which the launcher is asked to end it; `None` if it is not asked.
     pub cancelled_at: Option<f64>,
     /// What goes wrong.
     pub faults: Vec<Fault>,

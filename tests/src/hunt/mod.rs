@@ -37,7 +37,7 @@ pub enum Look {
     Live,
     /// The rings are read later, when no more happens.
     After,
-    /// Every process that can is asked for a dump, some later than others.
+    /// Every process is asked for a dump, some later than others. Those that are stopped or gone write none.
     Asked,
     /// The dumps that a time-out has made processes write.
     Left,
@@ -45,7 +45,7 @@ pub enum Look {
 
 /// A job, what happened in it, and its records.
 pub struct Case {
-    /// What the job has in common with others.
+    /// The class that the job was drawn from.
     pub class: Class,
     /// The job.
     pub job: Job,
@@ -86,10 +86,10 @@ impl Case {
 
     fn of_job(job: Job, class: Class, random: &mut Random) -> Self {
         let (programs, faults) = program::programs(&job, random);
-        // How long the job takes if nothing is wrong with it shows when a signal falls into it.
+        // A run without the signal shows how long the job takes, and so when the signal comes.
         let asked = job.cancelled_at.map(|share| {
-            let well = run::run(&job, programs.clone(), &faults, None, &mut random.clone());
-            (well.last as f64 * share) as i64
+            let unasked = run::run(&job, programs.clone(), &faults, None, &mut random.clone());
+            (unasked.last as f64 * share) as i64
         });
         let mut history = run::run(&job, programs, &faults, asked, random);
         class.happened(&mut history, random);
@@ -160,7 +160,7 @@ impl Case {
         if look != Look::Live && seen.len() > 2 && random.chance(0.1) {
             self.lost = Some(seen.remove((random.draw() % seen.len() as u64) as usize));
         }
-        // Whose record was not taken is as the others' records show it.
+        // A rank whose record was not taken is judged as it is when the last of the other records is taken.
         let latest = seen.iter().map(|&rank| moments[rank as usize]).max();
         let latest = latest.unwrap_or(moment);
         for rank in 0..world {
@@ -196,7 +196,7 @@ impl Case {
         self.look = look;
         self.moment = latest;
         self.truth = Truth::of(self, &moments);
-        // Of files without their times, it is not known how long the operations in them had been pending.
+        // The times of the files show how long the operations in them had been pending. Some cases lack them.
         if self.truth.waited >= 12 * SECOND && random.chance(0.15) {
             self.policy.files.clear();
         }

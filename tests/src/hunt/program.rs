@@ -7,6 +7,7 @@ use rcomm_recorder::model::{OpType, Rank};
 /// A collective or one half of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Call {
+    /// The index of the group in the job.
     pub(super) group: usize,
     pub(super) op: OpType,
     /// The other end's number in the group, for a send or a receive.
@@ -48,8 +49,8 @@ pub(super) enum Act {
     Strike(usize),
 }
 
-/// The program of each rank, with the faults of the job in them. A fault that has no place in its rank's program is left
-/// out; returned are also the faults that are left.
+/// The programs of all ranks, with the job's faults in them. A fault that has no place in its rank's program is left out.
+/// Also returns the faults that are in a program.
 pub(super) fn programs(job: &Job, random: &mut Random) -> (Vec<Vec<Act>>, Vec<Fault>) {
     let pauses: Vec<i64> = (0..job.steps)
         .map(|_| {
@@ -259,7 +260,7 @@ fn inject(job: &Job, fault: Fault, index: usize, program: &mut Vec<Act>) -> bool
             let Some(after) = (from + 1..program.len()).find(|&at| is_step(&program[at])) else {
                 return false;
             };
-            // What lies between must be missed by someone.
+            // Without a collective in between, the other ranks would miss nothing.
             if !program[from..after].iter().any(is_collective) {
                 return false;
             }

@@ -54,7 +54,7 @@ impl<'a> Writer<'a> {
             (Records::Dumps, Backend::Nccl) => Recorder::Nccl,
             (Records::Dumps, _) => Recorder::Hook,
         };
-        // A process that is stopped or gone notes nothing more.
+        // A process that is stopped or gone records nothing more.
         let gone = life.gone.filter(|gone| gone.at <= moment);
         let until = gone.map_or(moment, |gone| gone.at);
         let until = life.stopped.map_or(until, |stopped| stopped.min(until));
@@ -81,8 +81,8 @@ impl<'a> Writer<'a> {
             }
         }
         let mut counts = vec![[0; 3]; job.groups.len()];
-        let mut notice = Random::new(job.seed ^ u64::from(rank) << 24);
-        // The numbers of the entries, by operation.
+        let mut random = Random::new(job.seed ^ u64::from(rank) << 24);
+        // The record ids of the operations, in order of issue.
         let mut ids = Vec::new();
         for operation in &life.operations {
             // What the host of a device has issued before it was stopped is all that it will ever issue.
@@ -103,7 +103,7 @@ impl<'a> Writer<'a> {
                 (rank, nth, operation),
                 (local[group].unwrap_or(0), counts[group]),
                 until,
-                &mut notice,
+                &mut random,
             );
             dump.entries.push(entry);
             if part.is_some_and(|part| part.is_last) {
@@ -135,30 +135,32 @@ impl<'a> Writer<'a> {
         let excess = dump.entries.len().saturating_sub(job.ring_size);
         dump.entries.drain(..excess);
         if job.records != Records::Dumps {
-            self.as_ring(&mut dump, (rank, life, &ids), moment, until, &mut notice);
+            self.add_status(&mut dump, (rank, life, &ids), moment, until, &mut random);
         }
         dump
     }
 
+    /// The entry of a rank's operation at the moment `until`. `nth` is the number of entries before it, `group` the group's
+    /// index in the record, and `counts` are the numbers of its collectives, its messages and all its operations so far.
     fn entry(
         &self,
         dump: &mut Dump,
         (rank, nth, operation): (Rank, usize, &Operation),
         (group, counts): (u32, [u64; 3]),
         until: i64,
-        notice: &mut Random,
+        random: &mut Random,
     ) -> Entry {
         let job = self.job;
         let call = &operation.call;
         let recorder = dump.recorder;
         let by_device = job.backend == Backend::Nccl;
         // NCCL's watchdog notices ends when it polls; writing a dump polls, too.
-        let late = match by_device {
-            true => notice.between(0, 100) as i64 * MS,
+        let delay = match by_device {
+            true => random.between(0, 100) as i64 * MS,
             false => 0,
         };
         let ended = operation.ended.filter(|&ended| ended <= until);
-        let seen = ended.map(|ended| ended + late);
+        let seen = ended.map(|ended| ended + delay);
         let seen = match recorder {
             Recorder::Nccl => seen.map(|seen| seen.min(until)),
             _ => seen.filter(|&seen| seen <= until),
@@ -221,8 +223,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Adds what a ring holds besides the operations.
-    fn as_ring(
+    /// Adds what rcomm's recorder keeps besides the operations.
+    fn add_status(
         &self,
         dump: &mut Dump,
         (rank, life, ids): (Rank, &Life, &[u64]),
@@ -331,7 +333,7 @@ impl<'a> Writer<'a> {
         dump.status = Some(status);
     }
 
-    /// The launchers' notes at this moment, one of each host.
+    /// The launchers' records at this moment, one for each host.
     pub(super) fn launches(&self, moment: i64) -> Vec<LaunchRecord> {
         let job = self.job;
         let hosts = 0..job.host(job.world() - 1) + 1;
@@ -390,7 +392,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The elements of an operation of this many members, in and out.
+/// How many elements an operation of a group with this many members takes and returns on each rank.
 pub(super) fn sizes(op: OpType, elements: u64, members: u64) -> [u64; 2] {
     match op {
         OpType::AllGatherSingle => [elements, elements * members],
@@ -400,7 +402,7 @@ pub(super) fn sizes(op: OpType, elements: u64, members: u64) -> [u64; 2] {
     }
 }
 
-/// Closes a batch of two calls, the newest in the record, by its marker. NCCL's recorder notes the state of a batch at
+/// Adds the marker that closes a batch of two calls, whose entries are the newest in the record. NCCL's recorder notes the state of a batch at
 /// its marker only, and rcomm's writes a marker for messages only.
 fn close_batch(dump: &mut Dump, of_messages: bool) {
     let by_nccl = dump.recorder == Recorder::Nccl;

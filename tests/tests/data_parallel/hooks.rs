@@ -1,5 +1,5 @@
-//! Hooks with several steps of memory are compared with their algorithm in one process: batched PowerSGD, post-local SGD
-//! and the averaging of models. After `regroup` they begin anew.
+//! Hooks whose averages depend on earlier steps are compared with their algorithm in one process: batched PowerSGD,
+//! post-local SGD and the averaging of models. After `regroup` they begin anew.
 
 use super::{LENS, gradient, parameters, run, small_buckets};
 use rcomm::data_parallel::{
@@ -36,7 +36,7 @@ fn mean_over(ranks: &[u32], parameter: usize, step: u32) -> Vec<f32> {
     sum.iter().map(|sum| sum / ranks.len() as f32).collect()
 }
 
-/// Batched PowerSGD with matrices of rank `rank`, of all ranks in one process.
+/// The algorithm of batched PowerSGD for all processes in one, with factors of the matrix rank `rank`.
 struct Batched {
     side: usize,
     rank: usize,

@@ -259,7 +259,7 @@ impl Comm {
 
     /// Ends a process whose call changes what an unfinished launch reads without a lock: the registrations
     /// (`ncclRegister`, register/register.cc) and the user's reductions (`ncclRedOpCreatePreMulSum`, enqueue.cc).
-    pub(super) fn check_alone(&self, call: &str) {
+    pub(super) fn end_if_launching(&self, call: &str) {
         // A thread that launches reports its end through the state, and is counted for a moment longer.
         let is_launching = || self.is_blocking || self.state.load(Ordering::Acquire) == IN_PROGRESS;
         if self.has_jobs() && is_launching() {

@@ -61,7 +61,8 @@ pub unsafe extern "C" fn ncclMemAlloc(out: *mut *mut c_void, size: usize) -> c_i
     }
 }
 
-/// Unmaps at once, whatever the device is doing (`cuMemUnmap`, for which the manual promises no wait).
+/// `ncclMemFree`. It unmaps the memory at once, whatever the device is doing (`cuMemUnmap`, for which the manual
+/// promises no wait).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     if memory::free(at.addr() as u64) {
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn ncclMemFree(at: *mut c_void) -> c_int {
     } else {
         fail(
             INVALID_ARGUMENT,
-            "ncclMemFree of memory that is not ncclMemAlloc's",
+            "ncclMemFree of an address that no allocation begins at",
         )
     }
 }
@@ -87,7 +88,7 @@ pub unsafe extern "C" fn ncclCommRegister(
     let Some(comm) = comm_of(comm) else {
         return no_comm();
     };
-    comm.check_alone("ncclCommRegister");
+    comm.end_if_launching("ncclCommRegister");
     let (at, size) = (at.addr() as u64, size as u64);
     if memory::device_of(at, size).is_none() {
         return fail(
@@ -118,15 +119,15 @@ pub unsafe extern "C" fn ncclCommRegister(
     SUCCESS
 }
 
-/// `ncclCommDeregister`, register/register.cc:203: a registration ends with its last reference. The mapping through
-/// which kernels reach the memory is removed then (`regCleanup`, 95), so the process ends if a kernel still uses it.
-/// Graphs have references of their own (`graphRefs`).
+/// `ncclCommDeregister`, register/register.cc:203. When the last reference to a registration is given up, the mapping
+/// through which kernels reach the memory is removed (`regCleanup`, 95), so the process ends if a kernel outside graphs
+/// still uses the memory. NCCL counts the references of graphs apart (`graphRefs`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(comm) else {
         return no_comm();
     };
-    comm.check_alone("ncclCommDeregister");
+    comm.end_if_launching("ncclCommDeregister");
     let Some(range) = REGISTERED.get(handle) else {
         return fail(INVALID_ARGUMENT, "handle argument is NULL");
     };

@@ -12,7 +12,7 @@
 //! | a finalize after a finalize or revoke is refused, and is such an error | init.cc:2796 and 2820 | `ncclCommFinalize` |
 //! | finalize and abort wait for every graph that holds an operation | init.cc:2751 | `Comm::wait_for_graphs` |
 //! | an error of the connections persists after a revoke | init.cc:3455 | `Comm::async_error` |
-//! | registrations change an array that a launch reads, without a lock | register/register.cc:73 and 195 | `Comm::check_alone` ends the process |
+//! | registrations change an array that a launch reads, without a lock | register/register.cc:73 and 195 | `Comm::end_if_launching` ends the process |
 //! | the last deregistration of a range unmaps it, whatever the device is doing | register/register.cc:95 | `ncclCommDeregister` ends the process if a kernel uses the range |
 //! | revoke and abort wait for what precedes the kernels on the stream | init.cc:2941 and 2741 | `Comm::drain` |
 //! | one refused call makes the end of a group drop all its calls | group.cc:790 and 883 | `ncclGroupEnd` |

@@ -182,7 +182,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     let Some(comm) = comm_of(handle) else {
         return no_comm();
     };
-    comm.check_alone("ncclRedOpCreatePreMulSum");
+    comm.end_if_launching("ncclRedOpCreatePreMulSum");
     let status = comm.ensure_ready();
     if status != SUCCESS {
         return status;
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, handle: *mut c_void) -> c_i
     let Some(comm) = comm_of(handle) else {
         return no_comm();
     };
-    comm.check_alone("ncclRedOpDestroy");
+    comm.end_if_launching("ncclRedOpDestroy");
     if op < FIRST_USER_OP {
         fail(INVALID_ARGUMENT, "a built-in reduction cannot be destroyed")
     } else {

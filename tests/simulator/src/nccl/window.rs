@@ -181,7 +181,7 @@ pub unsafe extern "C" fn ncclCommWindowDeregister(comm: *mut c_void, window: *mu
     let Some(comm) = comm_of(comm) else {
         return no_comm();
     };
-    comm.check_alone("ncclCommWindowDeregister");
+    comm.end_if_launching("ncclCommWindowDeregister");
     // A null window is not an error.
     drop(WINDOWS.remove(window));
     SUCCESS

@@ -9,7 +9,7 @@ use Expect::{Apart, CutOff, Ended, Healthy, Named, Refused, StoreLost};
 use Fault::{InInit, InShutdown, Itself, Network, Pause};
 use Start::{Hosts, Launcher, Memory, Tcp};
 
-/// All rows, grouped by what the fault affects.
+/// All rows, in the order in which they run.
 pub(crate) const SCENARIOS: &[Scenario] = &[
     row("kill", Memory, Itself(Kill, Between), Named).short(),
     row("kill-in-call", Memory, Itself(Kill, Call), Named),

@@ -20,7 +20,7 @@ struct Line {
     text: String,
 }
 
-/// In some jobs, processes do not end by SIGTERM, and are killed half a minute later.
+/// Changes some jobs so that processes do not end by SIGTERM and are killed half a minute later.
 fn kill_the_slow(history: &mut History, random: &mut Random) {
     let share = *random.pick(&[0.0, 0.0, 0.2, 0.7]);
     for life in &mut history.lives {
@@ -39,7 +39,7 @@ fn kill_the_slow(history: &mut History, random: &mut Random) {
     }
 }
 
-/// Writes the logs of a case, and leaves the dumps of some ranks beside them, or none.
+/// Writes the logs of a case. Keeps the dumps of some of the ranks, or none.
 pub(super) fn write(case: &mut Case, random: &mut Random) {
     let share = *random.pick(&[0.0, 0.0, 0.5, 0.9]);
     let keep: Vec<bool> = case.dumps.iter().map(|_| random.chance(share)).collect();
@@ -84,7 +84,7 @@ pub(super) fn write(case: &mut Case, random: &mut Random) {
     }
     lines.retain(|line| line.at <= case.moment);
     lines.sort_by_key(|line| line.at);
-    // One file of all, one of each host, or one of each rank and the launcher's.
+    // One file for all lines, one for each host, or one for each rank and one for the launcher.
     let layout = random.between(0, 2);
     let lost = random.chance(0.2);
     let lost = lost.then(|| random.between(0, u64::from(job.world()) - 1) as Rank);
@@ -106,7 +106,7 @@ pub(super) fn write(case: &mut Case, random: &mut Random) {
     case.logs = files.into_iter().collect();
 }
 
-/// What the analyzer reads from a log.
+/// What the analyzer reads from a log; `None` if that is nothing.
 pub(in crate::hunt) fn read(name: &str, text: &str) -> Option<rcomm_analyzer::logs::Log> {
     let rank = name.strip_prefix("rank_");
     let rank = rank.and_then(|rest| rest.split('.').next()?.parse().ok());
@@ -198,7 +198,8 @@ impl RankLines<'_> {
         }
     }
 
-    /// The lines of the watchdog: of the first operation of each group that timed out, or that another rank's did.
+    /// The lines of the watchdog: those on the first operation of each group that has timed out; and one on the signal of
+    /// another rank, if that made the rank write its dump before any of its own operations had timed out.
     fn watchdog(&mut self) {
         let (job, life) = (self.job, self.life);
         let gone = life.gone.map_or(i64::MAX, |gone| gone.at);
@@ -241,7 +242,7 @@ impl RankLines<'_> {
         let mut groups = (0..=group).filter(|&other| job.groups[other].ranks.contains(&self.rank));
         let id = groups.by_ref().count() - 1;
         let call = &operation.call;
-        let (name, [input, output]) = logged(call.op, call.elements, info.ranks.len() as u64);
+        let (name, [input, output]) = name_and_sizes(call.op, call.elements, info.ranks.len() as u64);
         let timeout = job.timeout_ns / MS;
         let number = operation.number;
         let text = format!(
@@ -275,8 +276,8 @@ impl RankLines<'_> {
     }
 }
 
-/// An operation as `WorkNCCL` names it, and its elements in and out.
-fn logged(op: OpType, elements: u64, members: u64) -> (&'static str, [u64; 2]) {
+/// The name that `WorkNCCL` has for an operation, and how many elements that takes and returns on each rank.
+fn name_and_sizes(op: OpType, elements: u64, members: u64) -> (&'static str, [u64; 2]) {
     let name = match op {
         OpType::AllGatherSingle => "_ALLGATHER_BASE",
         OpType::ReduceScatterSingle => "_REDUCE_SCATTER_BASE",

@@ -288,8 +288,8 @@ impl MonitoredBarrier {
         Err(error.sparing_group())
     }
 
-    /// Waits for the other ranks. Publishes and returns the absent ranks that the error is to name: numbers with
-    /// commas, empty if all have arrived. Runs on rank 0.
+    /// Waits for the other ranks. Publishes and returns the absent ranks that the error is to name: their numbers,
+    /// separated by commas; empty if all have arrived. Runs on rank 0.
     fn collect(&self, share: &Share) -> Result<String> {
         let arrivals: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))

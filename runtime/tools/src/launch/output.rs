@@ -354,7 +354,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Makes the pipe's reads return at once.
+    /// Takes the end of a rank's pipe, whose reads return at once from now on.
     ///
     /// # Errors
     /// Those of the system.

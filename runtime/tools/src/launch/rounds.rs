@@ -6,6 +6,7 @@
 //!
 //! | key, below the launchers' prefix | holds | writer |
 //! |---|---|---|
+//! | `job` | the job's name | the launcher with the store, before it joins |
 //! | `members` | how many launchers have joined | every launcher, once |
 //! | `member/<id>` | the launcher's number of ranks and its host: `4 node-a` | every launcher; ids count from 0 |
 //! | `pulse/<id>` | a counter that advances while the launcher lives | every launcher |

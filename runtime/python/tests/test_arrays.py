@@ -184,7 +184,7 @@ def test_works_are_awaited_and_report_their_operation_and_number(ranks, tmp_path
             work = group.all_reduce(data, wait=False)
             assert not work.done() and work.exception() is None
             assert (work.op, work.seq, work.duration) == ("all_reduce", 2, None)
-            with pytest.raises(rcomm.Timeout, match="has not ended after 10ms: it continues"):
+            with pytest.raises(rcomm.Timeout, match="has not ended after 10 ms: it continues"):
                 work.wait(0.01)
 
             async def both():

@@ -286,7 +286,7 @@ fn assert_names_whom_the_rank_that_left_awaited<P>(pending: impl Fn(&Rig) -> P +
     let silent = || -> Arc<dyn Store> {
         let held = held.clone();
         Arc::new(RunOnCheck {
-            // Where rank 1 leaves its reason, and rank 0 looks for it.
+            // Rank 1 writes its reason under this key, and rank 0 looks for it there.
             key: "world//gave_up/1",
             store: shared.clone(),
             then: Mutex::new(Some(Box::new(move || {

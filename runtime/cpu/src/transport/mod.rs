@@ -39,8 +39,8 @@ impl TcpConnection {
         Self { socket, tls: None }
     }
 
-    /// Reads bytes that have arrived; returns how many, 0 at the end of the stream. Waits for the first byte only without
-    /// TLS, on a socket that blocks.
+    /// Reads bytes that have arrived; returns how many, 0 at the end of the stream. Waits for the first byte only
+    /// without TLS, on a socket that blocks.
     ///
     /// # Errors
     /// `WouldBlock` if no byte has arrived and this call does not wait; [`TlsError`](rcomm_recorder::publish::TlsError);

@@ -7,6 +7,7 @@ use crate::process_group::fork::OfProcess;
 use pyo3::intern;
 use pyo3::prelude::*;
 use rcomm::{Done, Error, ErrorKind, WorkStatus};
+use rcomm_recorder::model::text;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -121,16 +122,16 @@ impl ArrayWork {
                 None => Some(work.join()),
             });
             let Some(result) = result else {
-                let text = format!(
-                    "{} #{} has not ended after {:?}: it continues, and may take {:?} in all",
+                let message = format!(
+                    "{} #{} has not ended after {}: it continues, and may take {} in all",
                     self.op,
                     self.seq,
-                    within.unwrap_or_default(),
-                    self.timeout
+                    text::duration(within.unwrap_or_default()),
+                    text::duration(self.timeout)
                 );
                 return Err(exception_for(
                     py,
-                    &Error::new(ErrorKind::Timeout, text),
+                    &Error::new(ErrorKind::Timeout, message),
                     None,
                 ));
             };

@@ -159,12 +159,13 @@ impl Segment {
     fn check(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
         let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
         let actual = rustix::fs::fstat(&file)?.st_size;
-        let sealed = rustix::fs::fcntl_get_seals(&file)?;
-        if u64::try_from(actual).ok() != Some(len as u64) || !sealed.contains(SealFlags::SHRINK) {
+        let is_sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
+        if u64::try_from(actual).ok() != Some(len as u64) || !is_sealed {
+            let is = if is_sealed { "is" } else { "is not" };
             return Err(io::Error::other(format!(
-                "the shared memory has {actual} bytes and the seals {sealed:?}, but {len} bytes \
-                 sealed against shrinking are expected: run the same version of rcomm, with the \
-                 same world size, on all ranks"
+                "the shared memory has {actual} bytes and {is} sealed against shrinking, but {len} \
+                 sealed bytes are expected: run the same version of rcomm, with the same world \
+                 size, on all ranks"
             )));
         }
         let segment = Self::map(file, rank, world_size)?;

@@ -39,8 +39,8 @@ impl Run {
 /// The receive and the send of a message, each with the rank that posted it, the time, and the number of elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
-/// The ranks whose posted half of a message is not matched yet, by group and receiver, for messages that a receiver
-/// takes in any order.
+/// The ranks whose posted half of a message is not matched yet, by group and receiver, for messages that the receiver
+/// takes from any rank.
 #[derive(Default)]
 struct FromAny {
     sends: HashMap<(usize, u32), VecDeque<Rank>>,

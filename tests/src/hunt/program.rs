@@ -49,8 +49,8 @@ pub(super) enum Act {
     Strike(usize),
 }
 
-/// The programs of all ranks, with the job's faults in them. A fault that has no place in its rank's program is left out.
-/// Also returns the faults that are in a program.
+/// The programs of all ranks, with the job's faults in them. A fault that has no place in its rank's program is left
+/// out. Also returns the faults that are in a program.
 pub(super) fn programs(job: &Job, random: &mut Random) -> (Vec<Vec<Act>>, Vec<Fault>) {
     let pauses: Vec<i64> = (0..job.steps)
         .map(|_| {

@@ -140,8 +140,9 @@ impl<'a> Writer<'a> {
         dump
     }
 
-    /// The entry of a rank's operation at the moment `until`. `nth` is the number of entries before it, `group` the group's
-    /// index in the record, and `counts` are the numbers of its collectives, its messages and all its operations so far.
+    /// The entry of a rank's operation at the moment `until`. `nth` is the number of entries before it, `group` the
+    /// group's index in the record, and `counts` are the numbers of its collectives, its messages and all its
+    /// operations so far.
     fn entry(
         &self,
         dump: &mut Dump,
@@ -402,8 +403,8 @@ pub(super) fn sizes(op: OpType, elements: u64, members: u64) -> [u64; 2] {
     }
 }
 
-/// Adds the marker that closes a batch of two calls, whose entries are the newest in the record. NCCL's recorder notes the state of a batch at
-/// its marker only, and rcomm's writes a marker for messages only.
+/// Adds the marker that closes a batch of two calls, whose entries are the newest in the record. NCCL's recorder notes
+/// the state of a batch at its marker only, and rcomm's writes a marker for messages only.
 fn close_batch(dump: &mut Dump, of_messages: bool) {
     let by_nccl = dump.recorder == Recorder::Nccl;
     if !by_nccl && !of_messages {

@@ -404,7 +404,7 @@ impl State {
             fill(&self.model(snapshot), self.screen(), &mut page);
             self.page = page;
         }
-        // A pane that was added since.
+        // The focused pane may be one that was added after the others were sorted.
         if pane >= own_panes {
             self.sort_pane(pane, sort);
         }

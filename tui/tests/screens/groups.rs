@@ -16,8 +16,14 @@ fn pending_messages_of_a_group_are_counted() {
     let report = Arc::make_mut(&mut snapshot.report);
     report.in_flight[0].seq_kind = SeqKind::P2pSeqId;
     report.in_flight[0].joined.truncate(1);
-    for it in &mut report.groups {
-        it.in_flight *= usize::from(it.group != report.in_flight[0].group);
+    // The group has no collective in flight besides the message.
+    let of_message = &report.in_flight[0].group;
+    if let Some(row) = report
+        .groups
+        .iter_mut()
+        .find(|row| row.group == *of_message)
+    {
+        row.in_flight = 0;
     }
     let screen = text::of(&showing(snapshot, (120, 40)));
     assert!(screen.contains(" 1 (1/2) "), "{screen}");
@@ -57,7 +63,8 @@ fn groups_that_share_a_label_are_distinguished_by_their_ranks() {
 
 #[test]
 fn a_folded_row_has_the_mark_of_its_worst_rank() {
-    // All ranks have completed the same, and those of one host, not the first, are late in every step.
+    // All ranks have completed the same collectives, so they share a row. The ranks of one host, which is not the
+    // first, are late in every step.
     let mut state = showing(recorded(Situation::Straggler), (120, 40));
     press(&mut state, "2<enter>");
     let screen = text::of(&state);

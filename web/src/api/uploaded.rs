@@ -27,8 +27,8 @@ const MAX_FILES: usize = 16 * 1024;
 /// Maximum number of operations of one upload that are held in memory, over all ranks; dumps beyond it are reported
 /// as skipped.
 const MAX_ENTRIES: usize = 8_000_000;
-/// The field of a form that states when the file of the next field was written, ms since the epoch. Browsers name no
-/// time of a file themselves.
+/// The field of a form that states when the file of the next field was written, ms since the epoch. Browsers do
+/// not send the time of a file themselves.
 const WRITTEN: &str = "written_ms";
 /// Maximum length of a stored file name, in bytes.
 const LONGEST_NAME: usize = 200;

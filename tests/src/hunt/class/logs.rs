@@ -198,8 +198,8 @@ impl RankLines<'_> {
         }
     }
 
-    /// The lines of the watchdog: those on the first operation of each group that has timed out; and one on the signal of
-    /// another rank, if that made the rank write its dump before any of its own operations had timed out.
+    /// The lines of the watchdog: those on the first operation of each group that has timed out; and one on the signal
+    /// of another rank, if that made the rank write its dump before any of its own operations had timed out.
     fn watchdog(&mut self) {
         let (job, life) = (self.job, self.life);
         let gone = life.gone.map_or(i64::MAX, |gone| gone.at);
@@ -242,7 +242,8 @@ impl RankLines<'_> {
         let mut groups = (0..=group).filter(|&other| job.groups[other].ranks.contains(&self.rank));
         let id = groups.by_ref().count() - 1;
         let call = &operation.call;
-        let (name, [input, output]) = name_and_sizes(call.op, call.elements, info.ranks.len() as u64);
+        let (name, [input, output]) =
+            name_and_sizes(call.op, call.elements, info.ranks.len() as u64);
         let timeout = job.timeout_ns / MS;
         let number = operation.number;
         let text = format!(

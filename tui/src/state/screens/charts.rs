@@ -20,10 +20,10 @@ const TABLES_SHARE: u16 = 4;
 /// Number of rows of each chart that is added to a screen.
 const CHART_ROWS: usize = 2;
 
-/// On a terminal of at least [`ROOMY_ROWS`] rows, adds what moves below the tables of a screen that leave its rows empty:
-/// the newest operations of the first rank at fault, or else of the first rank, a timeline of the ranks in trouble first,
-/// and the trends. They are at the bottom, where the rows above do not move them. The timeline's own screen gets no second
-/// one.
+/// On a terminal of at least [`ROOMY_ROWS`] rows, fills the rows that the tables of a screen leave empty with panes:
+/// the newest operations of the first rank at fault, or else of the first rank; a timeline, which begins with the ranks
+/// in trouble; and the trends. They are at the bottom, where the rows above do not move them. The timeline's own screen
+/// gets no second one.
 pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut Page) {
     use Screen::{Group, Groups, GroupsOf, InFlight, Jobs, Ranks, RanksOf, Reducer, Sources};
     use Screen::{Stacks, Stragglers, Warnings, Why};
@@ -65,7 +65,8 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
             page.kept_rows.push(kept);
         }
     }
-    // The tables have their share before there are operations, which would move with them otherwise.
+    // The tables keep their share of the rows even if they do not fill it now: otherwise the operations below would
+    // move when the tables grow.
     let above: u16 = (page.panes[..last].iter())
         .map(|pane| needed_rows(pane, columns))
         .fold(0, u16::saturating_add);
@@ -99,7 +100,8 @@ fn rows_of_timeline(timeline: &Timeline, lane_rows: u16) -> u16 {
 }
 
 /// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the
-/// right of a line of `width` characters. The highest bar ends below the top, so that the bars of two charts do not touch.
+/// right of a line of `width` characters. The highest bar ends below the top, so that the bars of two charts do not
+/// touch.
 pub(super) fn trends(model: &ViewModel<'_>, width: u16, height: usize) -> Vec<Line> {
     let trends = model.trends.until(model.snapshot.at.wall_ns);
     // 36 of the characters are for the texts around the bars.

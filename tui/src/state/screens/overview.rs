@@ -388,7 +388,7 @@ fn next_line(model: &ViewModel<'_>) -> Option<Line> {
     })
 }
 
-/// Of a job that is over, the line about what is left of its records. `None` if the job is not over, or no source knows
+/// The line about what is left of the records of a job that is over. `None` if the job is not over, or no source knows
 /// what is left.
 fn remains_line(model: &ViewModel<'_>) -> Option<Line> {
     model.snapshot.report.end.as_ref()?;

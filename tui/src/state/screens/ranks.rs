@@ -19,7 +19,7 @@ pub enum Metric {
     State,
     /// Median arrival lag.
     Lag,
-    /// Share of the job's time that others spent waiting for the rank.
+    /// Share of the job's time that was lost because of the rank.
     Share,
     /// Age of the rank's oldest pending operation.
     Age,
@@ -36,7 +36,7 @@ impl Metric {
         (Self::Lag, "arrival lag"),
         (
             Self::Share,
-            "share of the job's time others spent waiting for it",
+            "share of the job's time that was lost because of it",
         ),
         (Self::Age, "age of the oldest pending operation"),
         (Self::Pending, "operations pending"),

@@ -1,5 +1,5 @@
-//! Stragglers: ranks by the share of the job's time that was lost because of them. If all ranks of a host are late, they
-//! share a row.
+//! Stragglers: ranks by the share of the job's time that was lost because of them. If all ranks of a host are late,
+//! they share a row.
 
 use super::ViewModel;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};

@@ -122,8 +122,8 @@ pub(super) fn torchrun(case: &Case, lines: &mut Vec<Line>) {
     }
 }
 
-/// Slurm: one line for each task that failed, or for several tasks of a host that end alike at about the same time. Slurm
-/// writes that a step is cancelled before its tasks end.
+/// Slurm: one line for each task that failed, or for several tasks of a host that end alike at about the same time.
+/// Slurm writes that a step is cancelled before its tasks end.
 pub(super) fn srun(case: &Case, lines: &mut Vec<Line>) {
     let mut say = |at: i64, text: String| {
         lines.push(Line {

@@ -209,7 +209,7 @@ impl std::str::FromStr for ByteSize {
     }
 }
 
-/// Parses a number from 1.
+/// Parses a whole number of at least 1.
 fn number<N: std::str::FromStr<Err = ParseIntError>>(text: &str) -> Result<N, &'static str> {
     let parsed: Result<N, ParseIntError> = text.parse();
     parsed.map_err(|error| match error.kind() {
@@ -418,7 +418,7 @@ pub(crate) enum RingsAction {
     RemoveStale(RemoveStaleArgs),
 }
 
-/// The rings that are meant.
+/// Which rings a command takes: those of a directory, or of one job.
 #[derive(Debug, Args)]
 pub(crate) struct RingPlace {
     /// Where the rings are [default: /dev/shm/rcomm-UID].

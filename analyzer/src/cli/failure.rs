@@ -22,7 +22,7 @@ pub(crate) enum Failure {
     /// The system has no random numbers for pseudonyms.
     #[error("the system gives no random numbers for pseudonyms: {0}")]
     NoKey(io::Error),
-    /// A path or a pattern gives no file.
+    /// No path and no pattern gives a file, or a pattern is not valid.
     #[error(transparent)]
     Find(#[from] rcomm_analyzer::load::FindError),
     /// The records do not fit into the memory limit.

@@ -34,8 +34,8 @@ pub(super) struct Judged {
 ///
 /// # Errors
 ///
-/// If a path or a pattern gives no file, the records need more memory than `--memory-limit`, or the system has no
-/// random numbers for pseudonyms.
+/// If no path and no pattern gives a file, a pattern is not valid, the records need more memory than `--memory-limit`,
+/// or the system has no random numbers for pseudonyms.
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
     let meter = Meter::new("reading", "files");
     let show_progress = |progress: Progress| meter.show(progress.done, progress.files);

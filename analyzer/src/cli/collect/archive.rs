@@ -343,7 +343,7 @@ impl Archive {
             manifest,
             ..
         } = self;
-        let done = (|| {
+        let result = (|| {
             tar.into_inner()?.flush()?;
             if is_stdout(&target) {
                 let mut file = File::open(&partial)?;
@@ -352,7 +352,7 @@ impl Archive {
             }
             partial.persist(&target).map_err(|failed| failed.error)
         })();
-        done.map_err(|source| Failure::Write { target, source })?;
+        result.map_err(|source| Failure::Write { target, source })?;
         Ok(manifest)
     }
 

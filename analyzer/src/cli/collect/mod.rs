@@ -37,7 +37,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     let prints_archive = output::is_stdout(&args.output);
     if args.analyze && prints_archive {
         return Err(Failure::Usage {
-            sentence: "--analyze prints the report: the archive cannot go to standard output, too"
+            sentence: "--analyze prints the report to standard output: name a file for the archive"
                 .to_owned(),
         });
     }

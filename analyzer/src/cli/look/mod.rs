@@ -221,14 +221,14 @@ fn jobs_not_found(records: &[Records]) -> Vec<RankJob> {
     jobs
 }
 
-/// Whether two paths name the same file or folder. A path from the environment can be relative or lead over a link,
-/// those of a process's mappings do not.
+/// Whether two paths name the same file or folder. A path from the environment can be relative or lead over a link; one
+/// from a process's mappings cannot.
 fn is_same(one: &Path, other: &Path) -> bool {
     let resolved = |path: &Path| path.canonicalize().ok();
     one == other || resolved(one).is_some_and(|one| resolved(other) == Some(one))
 }
 
-/// The entries of a folder; empty if the folder does not exist. The error is a clause on why it cannot be listed.
+/// The entries of a folder; empty if the folder does not exist. The error says why it cannot be listed.
 fn entries_of(folder: &Path) -> Result<Vec<DirEntry>, String> {
     match std::fs::read_dir(folder) {
         Ok(entries) => Ok(entries.flatten().collect()),

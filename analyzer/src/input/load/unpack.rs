@@ -1,4 +1,5 @@
-//! Reads the records in a file, which may be compressed, an archive, a ring, a summary, or plain.
+//! Reads one file: a dump, a log, a report or stacks as they are, a ring, a summary, or any of these compressed or in
+//! an archive.
 
 use super::find::InputFile;
 use super::manifest::Manifest;
@@ -27,6 +28,7 @@ enum Kind {
     Tar,
     Ring,
     Summary,
+    /// None of the above: a dump, a log, a report, stacks, or a file of another program.
     Plain,
 }
 
@@ -62,11 +64,11 @@ impl Kind {
 /// Reads one input of any kind; an error becomes a problem.
 pub(super) fn unpack(input: &InputFile, rank: Option<Rank>, worker: &mut Worker<'_>) {
     let name = input.name();
-    let done = match input {
+    let result = match input {
         InputFile::File(path) => file(path, &name, rank, worker),
         InputFile::Stdin => stdin(&name, worker),
     };
-    if let Err(error) = done {
+    if let Err(error) = result {
         worker.unreadable(&name, error);
     }
 }
@@ -134,8 +136,9 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
 /// as one that is compressed several times can, would take hours and hold nothing useful.
 const MAX_RATIO: u64 = 1000;
 
-/// The number of bytes that a file of `packed` bytes may unpack to. It is larger than the largest file that is read, so
-/// that even a tiny file may unpack to one of that size.
+/// The number of bytes that each compressed stream in an input of `packed` bytes may unpack to. It is at least one more
+/// than the size of the largest file that is read: even a tiny input may hold a file of that size, and one that is
+/// larger is refused as too large.
 fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
     let max_bytes = packed.saturating_mul(MAX_RATIO);
     max_bytes.max(worker.options.max_file_bytes.saturating_add(1))
@@ -155,7 +158,9 @@ impl<R: Read> Read for Unpacked<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.decoder.read(buffer)?;
         self.remaining = self.remaining.checked_sub(read as u64).ok_or_else(|| {
-            io::Error::other(format!("it unpacks to over {MAX_RATIO} times its size"))
+            io::Error::other(format!(
+                "it unpacks to over {MAX_RATIO} times the size of the whole input"
+            ))
         })?;
         if let Some(sums) = self.sums {
             sums.unpack(read as u64)?;
@@ -164,11 +169,13 @@ impl<R: Read> Read for Unpacked<'_, R> {
     }
 }
 
-/// The ranks in the names of an archive's members.
+/// The ranks that the names in a packed input state, and its budget.
 struct RankNames {
+    /// The rank in each name of a member, which is written as `archive:member`.
     of_name: HashMap<String, Option<Rank>>,
+    /// The rank in the name of the input itself, for members whose names state none.
     of_archive: Option<Rank>,
-    /// The number of bytes that the archive may unpack to.
+    /// The number of bytes that each compressed stream in the input may unpack to.
     budget: u64,
 }
 
@@ -374,7 +381,7 @@ fn plain(
         worker.buffer.shrink_to(KEPT_BYTES);
         return Err(too_large(max_bytes));
     }
-    // Of a compressed file that ends too early, the part that could be unpacked is used.
+    // If the file cannot be read to its end, as one whose compressed data was cut off, the part before is used.
     if let Err(error) = read {
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
@@ -393,8 +400,8 @@ fn plain(
     Ok(())
 }
 
-/// Texts up to this size, bytes, are held in memory, since they may be a report of NCCL's RAS or stacks, which are
-/// recognized and read as a whole. Longer ones are taken for logs and read line by line.
+/// The size of the largest text that is held in memory, bytes: it may be a report of NCCL's RAS or stacks, which are
+/// recognized and read as a whole. Longer texts are taken for logs and read line by line.
 const HELD_TEXT: u64 = 8 << 20;
 
 /// Reads a log whose beginning is in the worker's buffer and whose rest is in `reader`.
@@ -421,7 +428,7 @@ fn long_log(
 fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     let inner = |path: &str| format!("{name}:{path}");
     let mut count = |bytes| worker.sums.unpack(bytes);
-    let done = rsum::read_within(reader, &mut count, |piece| match piece {
+    let result = rsum::read_within(reader, &mut count, |piece| match piece {
         Piece::Record {
             dump,
             path,
@@ -438,7 +445,7 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
             worker.send(Output::Files(usize::try_from(files).unwrap_or(usize::MAX)));
         }
     });
-    if let Err(error) = done {
+    if let Err(error) = result {
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
 }

@@ -42,8 +42,8 @@ impl<R: Read> Frames<R> {
     }
 }
 
-/// Describes an error in the stream: that of the input, if the decoder could not read on. The decoder's own text is for
-/// its developers and is left out.
+/// Describes an error of the decoder: by the input's error if the input could not be read, as damaged data otherwise.
+/// The decoder's own text is for its developers and is left out.
 fn decode_error(error: &FrameDecoderError) -> io::Error {
     let mut cause: Option<&dyn Error> = Some(error);
     while let Some(error) = cause {

@@ -151,7 +151,7 @@ impl Source for CollectorSource {
             return Err(SourceError::Unusable {
                 place: self.name(),
                 reason: format!(
-                    "its report is of form {:?}, this build reads {:?}",
+                    "its report has the schema {:?}, but this build reads {:?}",
                     report.schema,
                     Report::SCHEMA
                 ),

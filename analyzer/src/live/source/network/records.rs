@@ -164,7 +164,7 @@ impl RecordsFollower {
             .map_err(|error| format!("its answer is invalid: {error}"))?;
         if head.schema != RECORDS_SCHEMA {
             return Err(format!(
-                "its records are of form {:?}, this build reads {RECORDS_SCHEMA:?}",
+                "its records have the schema {:?}, but this build reads {RECORDS_SCHEMA:?}",
                 head.schema
             ));
         }

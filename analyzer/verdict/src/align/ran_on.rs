@@ -15,7 +15,7 @@ const FEWEST: usize = 8;
 /// In a program that issues operations one by one, an operation has provably completed only if at least this many later
 /// ones are over.
 const LATER: usize = 3;
-/// An operation has provably completed only if the time since it exceeds this many of the longest pauses between two
+/// An operation has provably completed only if the time since it exceeds this many times the longest pause between two
 /// operations. In a program that issues several operations at once, this many steps must have begun after it.
 const ROUNDS: usize = 3;
 /// Operations that mostly follow each other sooner than this, ns, may be of one step. A pause between two steps is not

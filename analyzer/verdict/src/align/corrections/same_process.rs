@@ -1,9 +1,9 @@
 //! Joins the two records of one process: its own recorder's, and that of rcomm's plug-in for NCCL.
 //!
 //! Both hold the same operations. The program's record has the groups' names, members and stacks; the plug-in's has
-//! what the device and the network did. Where a communicator of the plug-in is one of the program's groups, the
+//! what the device and the network did. If a communicator of the plug-in is one of the program's groups, the
 //! program's record gets the plug-in's channels, links and times, and the plug-in's copy of the operations is dropped:
-//! the process is one rank, and each operation counts once. Where that is not certain, both records keep their
+//! the process is one rank, and each operation counts once. If that is not certain, both records keep their
 //! operations.
 
 use crate::align::record::{LocalGroup, NONE, Op, Record};
@@ -146,7 +146,7 @@ fn communicator_of<'a>(
         .find(|communicator| communicator.group == *name)
 }
 
-/// The program's group that the communicator of the plug-in's group `local` carries, with the operations that both
+/// The program's group to which the communicator of the plug-in's group `local` belongs, with the operations that both
 /// records hold.
 ///
 /// The group is found by NCCL's number if the program's record has it, else by the communicator's name. PyTorch gives

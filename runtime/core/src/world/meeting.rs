@@ -1,4 +1,4 @@
-//! [`Meeting`]: where groups that are to be merged find each other in a store.
+//! [`MergeMeeting`]: where groups that are to be merged find each other in a store.
 
 use crate::group::process_group::ProcessGroup;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -19,7 +19,7 @@ const WHOLE: &str = "whole";
 const READ: &str = "read";
 
 /// One of the merges for a purpose at a store. They are numbered from 1.
-pub(super) struct Meeting<'a> {
+pub(super) struct MergeMeeting<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) purpose: &'a str,
     pub(super) round: i64,
@@ -41,7 +41,7 @@ impl From<Error> for Missed {
     }
 }
 
-impl Meeting<'_> {
+impl MergeMeeting<'_> {
     /// The prefix of the keys of this merge.
     pub(super) fn prefix(&self) -> String {
         self.prefix_of(self.round)

@@ -4,7 +4,7 @@ use crate::group::maker::GroupOptions;
 use crate::group::process_group::ProcessGroup;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::world::World;
-use crate::world::meeting::{Meeting, Missed};
+use crate::world::meeting::{MergeMeeting, Missed};
 use rcomm_recorder::model::{Rank, text};
 use std::sync::PoisonError;
 
@@ -50,7 +50,7 @@ impl<B> World<B> {
             *count += 1;
             i64::from(*count)
         };
-        let meeting = Meeting {
+        let meeting = MergeMeeting {
             store: &*self.shared.root,
             purpose: desc,
             round: nth,

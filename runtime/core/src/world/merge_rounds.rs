@@ -2,7 +2,7 @@
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, raise};
-use crate::world::meeting::Meeting;
+use crate::world::meeting::MergeMeeting;
 use std::time::Duration;
 
 /// The merges for one purpose at one store, numbered from 1. A store may outlive the jobs that merge there, so a
@@ -15,8 +15,8 @@ pub(super) struct Rounds<'a> {
 
 impl Rounds<'_> {
     /// The merge of this number.
-    pub(super) fn meeting(&self, round: i64) -> Meeting<'_> {
-        Meeting {
+    pub(super) fn meeting(&self, round: i64) -> MergeMeeting<'_> {
+        MergeMeeting {
             store: self.store,
             purpose: self.purpose,
             round,

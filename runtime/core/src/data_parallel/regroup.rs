@@ -42,7 +42,7 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
-    /// Averages buckets by this hook from the next step on; `None` = by one `all_reduce` each. All ranks call this
+    /// Averages buckets by this hook from the next step on, or without a hook by one `all_reduce` each. All ranks call this
     /// between the same steps. Before [`regroup`](Self::regroup) it may also be called in a step that has failed.
     ///
     /// # Errors

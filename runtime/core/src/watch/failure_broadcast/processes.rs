@@ -39,7 +39,7 @@ pub(crate) struct NeighborProcesses {
     recorder: Arc<FlightRecorder>,
     store: Arc<dyn Store>,
     attempt: u32,
-    /// The marks of the ranks' processes, as far as the store has been asked for them.
+    /// The marks of the ranks' processes ([`FlightRecorder::process_mark`]), as far as the store has been asked for them.
     marks: Mutex<BTreeMap<Rank, String>>,
 }
 

@@ -1,5 +1,5 @@
-//! [`RollState`]: asks before a time-out which ranks run, so that the error of the time-out need not wait for those that
-//! do not.
+//! The roll call: before a time-out, a rank asks which ranks run, so that the error of the time-out need not wait for
+//! those that do not.
 //!
 //! | key | holds | writer |
 //! |---|---|---|

@@ -24,7 +24,7 @@ pub struct Truth {
     pub has_crashed: bool,
     /// Whether no process is left.
     pub is_over: bool,
-    /// Whether all ended in order.
+    /// Whether all processes have exited with 0.
     pub ended_well: bool,
     /// Whether the job was ended from outside.
     pub was_cancelled: bool,
@@ -122,7 +122,7 @@ impl Truth {
             return wrong("not all ranks ended in order");
         }
         if self.guilty.is_empty() {
-            // The records, or the logs alone, show processes that ended, and nothing of the signal that ended them.
+            // The records, or the logs alone, show that processes have ended, but not the signal that ended them.
             let names_nobody = roots(report).all(|finding| finding.culprit_ranks.is_empty());
             return match verdict {
                 Verdict::Crashed

@@ -187,7 +187,7 @@ impl TempFile {
             let path = path.with_file_name(hidden);
             match create_private(&path) {
                 Ok(file) => {
-                    // Where files cannot be locked, none counts as abandoned.
+                    // If files cannot be locked there, none counts as abandoned.
                     let _ = file.try_lock();
                     return Ok(Self { path, file });
                 }

@@ -52,7 +52,7 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
 }
 
 /// Whether completed markers close batches of messages whose own entries are all still scheduled. PyTorch's
-/// ProcessGroupNCCL and its forks record batches so, whatever they call their backend.
+/// ProcessGroupNCCL and its forks record batches in this way, whatever they call their backend.
 fn markers_hold_states(dump: &Dump) -> bool {
     let batch = |entry: &Entry| (entry.group, entry.p2p_seq_id, entry.collective_seq_id);
     let closed: HashSet<_> = dump

@@ -167,7 +167,7 @@ fn finding(
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
         since,
-        // Where no process is left, ages no longer grow.
+        // If no process is left, ages no longer grow.
         age_ms: draft
             .age_ms
             .filter(|_| ctx.policy.snapshot && ctx.life.lives_on()),
@@ -561,7 +561,7 @@ fn verdict(
             EndKind::Unknown => Verdict::Inconclusive,
         };
     }
-    // Where records are missing, those that were read do not prove that nothing is wrong. Records without operations
+    // If records are missing, those that were read do not prove that nothing is wrong. Records without operations
     // prove nothing.
     if !shortfall.is_none(&ctx.policy.silent) || input.entries == 0 {
         return Verdict::Inconclusive;

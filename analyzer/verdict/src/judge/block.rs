@@ -47,7 +47,7 @@ impl Block {
         if ranks.len() < 2 || ranks.iter().any(read) {
             return None;
         }
-        // Where most records are missing, they were not collected, or the others ended before they wrote theirs.
+        // If most records are missing, they were not collected, or the others ended before they wrote theirs.
         if ranks.len() > ctx.aligned.ranks_read() {
             return None;
         }

@@ -348,7 +348,7 @@ pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
             let known = places.entry(place).or_insert_with(|| {
                 let missing = ctx.graph.missing[place].iter();
                 let missing = missing.map(|&(node, _)| node);
-                // Where none is missing, the others wait for members whose processes are gone.
+                // If none is missing, the others wait for members whose processes are gone.
                 let mut on =
                     ctx.ranks(&missing.chain(gone_members(ctx, place)).collect::<Vec<_>>());
                 on.sort_unstable();

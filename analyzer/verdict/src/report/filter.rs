@@ -291,7 +291,7 @@ fn parse_term(term: &str) -> Result<Term, String> {
                 .map(|(key, _)| key.trim_end_matches([':', '>']))
                 .collect();
             return Err(format!(
-                "unknown key `{key}`, expected one of {}",
+                "unknown key `{key}`: the keys are {}",
                 known.join(", ")
             ));
         }
@@ -303,7 +303,7 @@ fn parse_term(term: &str) -> Result<Term, String> {
 fn parse_span(span: &str) -> Result<(Rank, Rank), String> {
     let rank = |text: &str| {
         text.parse::<Rank>()
-            .map_err(|_| format!("`{text}` is not a rank, expected 3 or 0-63"))
+            .map_err(|_| format!("`{text}` is not a rank: write 3 or 0-63"))
     };
     match span.split_once('-') {
         Some((a, b)) => {
@@ -339,12 +339,16 @@ pub fn parse_duration_ms(text: &str) -> Result<f64, String> {
         "" | "s" => 1e3,
         "m" | "min" => 60e3,
         "h" => 3600e3,
-        _ => return Err(format!("`{unit}` is not a unit of time: us, ms, s, m, h")),
+        _ => {
+            return Err(format!(
+                "`{unit}` is not a unit of time: use us, ms, s, m or h"
+            ));
+        }
     };
     number
         .parse::<f64>()
         .map(|n| n * factor)
-        .map_err(|_| format!("`{text}` is not a duration, expected 500ms, 5s, 2m or 1h"))
+        .map_err(|_| format!("`{text}` is not a duration: write 500ms, 5s, 2m or 1h"))
 }
 
 /// Parses a number of bytes; a unit is a power of 1024.
@@ -360,7 +364,7 @@ fn parse_bytes(text: &str) -> Result<f64, String> {
     number
         .parse::<f64>()
         .map(|n| n * factor)
-        .map_err(|_| format!("`{text}` is not a size, expected 4096, 64K, 1M or 2G"))
+        .map_err(|_| format!("`{text}` is not a size: write 4096, 64K, 1M or 2G"))
 }
 
 #[cfg(test)]

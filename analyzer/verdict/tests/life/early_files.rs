@@ -10,7 +10,7 @@ const BEGIN: f64 = 20.0;
 /// When the records of the ranks that wait were taken, s.
 const LATE: f64 = 320.0;
 
-/// An operation each second until the one at [`BEGIN`], which ranks wait in that `came`.
+/// An operation each second until the one at [`BEGIN`], in which the rank waits if it `came`.
 fn operations(came: bool) -> Vec<(f64, State)> {
     let done = (0..20).map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)));
     let waits = came.then_some((BEGIN, State::Pending));

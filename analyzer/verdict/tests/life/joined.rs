@@ -108,7 +108,7 @@ fn a_failure_and_its_operation_that_the_newer_ring_has_lost_come_from_the_dump()
         if rank == 0 {
             dump = fails(dump, FailureKind::Timeout, &[1], 31.0);
         }
-        // A small ring that has gone around since.
+        // A small ring, which has wrapped since.
         let mut ring = alive(record(rank, 2, &[(40.0, State::Pending)]), 45.0);
         ring.entries[0].record_id = 7;
         ring.entries[0].collective_seq_id = 7;

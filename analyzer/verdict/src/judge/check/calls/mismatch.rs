@@ -221,7 +221,8 @@ fn grounds(
             reasons.push("size_mismatch: operation, type and size agree".into())
         }
         CallDifference::Op if goes_on(ctx, disagreement) => {
-            reasons.push("skipped_collective: no later operation matches shifted".into());
+            reasons
+                .push("skipped_collective: no later operations match when they are shifted".into());
         }
         CallDifference::Op => {}
     }

@@ -97,7 +97,7 @@ fn draft(
                      are {n} ahead"
                 )
             },
-            "op_mismatch: the later operations match, shifted",
+            "op_mismatch: the later operations match once they are shifted",
         ),
         Shift::Extra(n) => (
             Code::E104,
@@ -110,7 +110,7 @@ fn draft(
                     "{who} issued {n} collectives on group {group}, beginning with {odd} #{seq}{site}, which no other member did"
                 )
             },
-            "op_mismatch: the later operations match, shifted",
+            "op_mismatch: the later operations match once they are shifted",
         ),
         Shift::ReorderedOrShifted(_) => (
             Code::E113,

@@ -1,7 +1,7 @@
 //! W270: ranks issue the same sequence numbers of a group from different places of the source, in crossed order.
 //!
 //! Two threads that share a group, or two branches of the program, issue in an order that differs from rank to rank.
-//! Where the operations agree, no backend notices: the data of one operation meets that of the other. Only the places
+//! If the operations agree, no backend notices: the data of one operation meets that of the other. Only the places
 //! from which they were issued show it. A program may well issue one operation from several places, so a crossing
 //! counts only where all of this holds:
 //!
@@ -35,7 +35,7 @@ impl Check for CallSiteOrder {
         let groups = ctx.aligned.groups.len();
         let shared = &ctx.aligned.shared;
         let crossings = shared.map(groups, |group| crossing(ctx, &places, group));
-        // Where the operations themselves differ, a mismatch is reported instead.
+        // If the operations themselves differ, a mismatch is reported instead.
         let differs = |crossing: &Crossing| {
             let mut known = ctx.disagreements.iter();
             known.any(|known| known.group == crossing.group && known.seq <= crossing.last)

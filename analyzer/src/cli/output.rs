@@ -122,7 +122,7 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
             io::ErrorKind::NotFound => io::Error::other("its folder does not exist"),
             kind => io::Error::new(kind, without_path(&error)),
         })?;
-    // Where files cannot be locked, none counts as abandoned.
+    // If files cannot be locked there, none counts as abandoned.
     let _ = partial.as_file().try_lock();
     Ok(partial)
 }

@@ -40,8 +40,8 @@ const VARIABLES: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// What is printed in place of the meaning of `RCOMM_RECORD` for a job that has no record although the variable asks for
-/// one.
+/// What is printed in place of the meaning of `RCOMM_RECORD` for a job that has no record, although the variable asks
+/// for one.
 const NOT_RECORDED: &str = "and still no record: no group was made yet, or the package rcomm is not in the job's Python, \
                             or the job has another RCOMM_RING_DIR than this shell";
 

@@ -4,7 +4,8 @@
 //! A log is read as a stream of lines, so its size does not matter; each line is cut at [`MAX_LINE`] and at most
 //! [`MAX_FACTS`] facts are kept of each attempt of the job. Labels before the message (torchrun's and PyTorch's
 //! `[rank3]:`, Slurm's `3: `, time stamps, a container's, colors) are removed first. A line is searched for fixed words
-//! and parsed without regular expressions: the cost is linear in the length of the line, and no sequence of bytes is an error.
+//! and parsed without regular expressions: the cost is linear in the length of the line, and no sequence of bytes is an
+//! error.
 
 mod elastic;
 mod label;

@@ -1,4 +1,4 @@
-//! Requests ranks to write their dumps.
+//! Asks ranks to write their dumps.
 
 use super::network::ask_all;
 use super::{RingSource, SourceError};

@@ -5,7 +5,7 @@
 //! except to request dumps.
 //!
 //! A store that requires the job's secret gets a proof of `RCOMM_JOB_SECRET` or, if that is not set, of the user's own
-//! secret, which jobs on one host use. Where `RCOMM_TLS_CERT`, `RCOMM_TLS_KEY` and `RCOMM_TLS_CA` name an identity, the
+//! secret, which jobs on one host use. If `RCOMM_TLS_CERT`, `RCOMM_TLS_KEY` and `RCOMM_TLS_CA` name an identity, the
 //! store must use TLS, unless `RCOMM_STORE` is `open`: the variables mean the same as for the ranks.
 
 use super::address::{HostPort, StoreStream};

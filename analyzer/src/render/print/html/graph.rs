@@ -71,8 +71,11 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
         }
     }
     if roots.len() > MAX_GRAPHS {
-        let rest = count((roots.len() - MAX_GRAPHS) as u64, "more root finding");
-        writeln!(out, "<p class=\"small\">Not shown here: {rest}.</p>")?;
+        let rest = count((roots.len() - MAX_GRAPHS) as u64, "more error");
+        writeln!(
+            out,
+            "<p class=\"small\">Not shown here: {rest} that no other finding caused.</p>"
+        )?;
     }
     writeln!(out, "</section>")
 }

@@ -112,7 +112,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             "phase",
             "step",
             "last call",
-            "time lost to it",
+            "share of the job's time lost because of it",
         ],
         ranks,
         out,

@@ -234,9 +234,9 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The facts of the reports on ranks that had not joined, and whether their ranks are those of the job. Each group has
-/// its own desync report of PyTorch, with the ranks within it: those on the group of all ranks are taken and the
-/// lists of rcomm's runtime, or else the first report alone.
+/// The facts of the reports on ranks that had not joined, and whether their ranks are those of the job. PyTorch makes a
+/// desync report for each group, with the ranks within that group. The reports on the group of all ranks and the lists
+/// of rcomm's runtime are taken or, if there are none, the first report alone.
 fn reports_of_one_group<'a>(digest: &Digest<'a>) -> (Vec<Seen<'a>>, bool) {
     let mut lists: Vec<Seen<'a>> = Vec::new();
     let mut reports: Vec<Vec<Seen<'a>>> = Vec::new();

@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet};
 
 /// Names the groups of one report.
 ///
-/// A group has the name or the description that the program gave it, or both as `dp/12`: see [`group_label`]. Where
-/// groups with other members would have the same name, its ranks follow: `tp of 2,3`. Where groups with the same
-/// members would, its [`GroupRef::name`] follows.
+/// A group has the name or the description that the program gave it, or both as `dp/12`: see [`group_label`]. If
+/// groups with other members would have the same name, its ranks follow: `tp of 2,3`. If groups with the same members
+/// would, its [`GroupRef::name`] follows.
 #[derive(Clone, Debug, Default)]
 pub struct GroupNames {
     /// Labels that groups with different members share.

@@ -519,11 +519,11 @@ int32_t rcomm_init_with(const struct rcomm_config *config, struct rcomm_world **
 // pairs of the query as texts, in the order of their names, and puts a text into `answer` with `rcomm_value_set`. It
 // returns 0, or another number if it failed: the text then says why. It is called on a thread of the endpoint, which
 // waits for it at the end of the world: it must not wait for other ranks, which may be stuck. `release(context)` is
-// called once, when the function is called no more; `release` may be NULL.
+// called once, when the function is no longer called; `release` may be NULL.
 //
 // The name has 1 to 64 lower-case letters, digits, `-` and `_`, and `timeouts` is taken. `RCOMM_UNSUPPORTED` if this
-// rank has no endpoint. After an error, `release` was called. A world that was made anew by `rcomm_grow` has no handlers
-// of the program's.
+// rank has no endpoint. After an error, `release` was called. A world that was made anew by `rcomm_grow` has no
+// handlers of the program's.
 //
 // # Safety
 // `world` is a valid handle; `name` is a text that ends with a zero byte; `handler` and `release` may be called with
@@ -538,9 +538,9 @@ int32_t rcomm_handle(const struct rcomm_world *world,
                      void (*release)(void *context),
                      void *context);
 
-// Counts a wait of the program's, for a data loader, say, or for a disk, from now until `rcomm_wait_end`: `rcomm_waits`
-// and the rank's endpoint show it under this name. The name has 1 to 64 lower-case letters, digits, `-`, `_` and `.`,
-// and does not begin with `rcomm.`; a world has 256 at most. The wait may end on another thread.
+// Counts a wait of the program's, for a data loader, say, or for a disk, from now until `rcomm_wait_end`:
+// `rcomm_waits` and the rank's endpoint show it under this name. The name has 1 to 64 lower-case letters, digits, `-`,
+// `_` and `.`, and does not begin with `rcomm.`; a world has 256 at most. The wait may end on another thread.
 //
 // # Safety
 // `world` is a valid handle; `name` is a text that ends with a zero byte; `wait` may be written.
@@ -568,8 +568,8 @@ int32_t rcomm_set_debug_level(const struct rcomm_world *world,
 // `world` is a valid handle; `level` may be written.
 int32_t rcomm_debug_level(const struct rcomm_world *world, int32_t *level);
 
-// Makes a stream on the device of this rank, the one on which groups with the backend `nccl` work. `high_priority` is 0
-// or 1. The driver is loaded at the first call: `RCOMM_BACKEND` if there is none.
+// Makes a stream on the device of this rank, the one on which groups with the backend `nccl` work. `high_priority` is
+// 0 or 1. The driver is loaded at the first call: `RCOMM_BACKEND` if there is none.
 //
 // # Safety
 // `world` is a valid handle; `stream` may be written.
@@ -607,8 +607,8 @@ int32_t rcomm_stream_raw(const struct rcomm_stream *stream,
 // `stream` is a valid handle; `ordinal` may be written.
 int32_t rcomm_stream_device(const struct rcomm_stream *stream, uint32_t *ordinal);
 
-// Waits without a deadline until all work that was enqueued on the stream is done. Do not call this while such work may
-// wait for other ranks.
+// Waits without a deadline until all work that was enqueued on the stream is done. Do not call this while such work
+// may wait for other ranks.
 //
 // # Safety
 // `stream` is a valid handle.
@@ -666,8 +666,8 @@ void rcomm_device_free(struct rcomm_device_memory *memory);
 // Makes another handle of the same group, to be freed, whose buffers are addresses in the memory of the stream's
 // device: of `rcomm_device_new` or of another allocator. Operations that are called with it begin after the work that
 // is enqueued on the stream then. `rcomm_work_wait_stream` lets later work on a stream wait for them; a call without
-// `work`, and `rcomm_work_wait`, wait on the host. Lists of counts and ranks stay in the host's memory. The group needs
-// a backend for devices (`RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with `RCOMM_UNSUPPORTED`.
+// `work`, and `rcomm_work_wait`, wait on the host. Lists of counts and ranks stay in the host's memory. The group
+// needs a backend for devices (`RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with `RCOMM_UNSUPPORTED`.
 //
 // # Safety
 // `group` and `stream` are valid handles; `handle` may be written.
@@ -683,9 +683,9 @@ int32_t rcomm_group_on_stream(const struct rcomm_group *group,
 int32_t rcomm_work_wait_stream(const struct rcomm_work *work,
                                const struct rcomm_stream *stream);
 
-// Writes how many direct links of NVLink join each two devices of this host, as JSON: `bus_ids`, and in `links` a row
-// for each device. Asks NVIDIA's management library, for `timeout_ms` at most; `RCOMM_BACKEND` if there is none. Free
-// the text with `rcomm_text_free`.
+// Writes how many direct links of NVLink join each pair of devices of this host, as JSON: `bus_ids`, and in `links` a
+// row for each device. Asks NVIDIA's management library, for `timeout_ms` at most; `RCOMM_BACKEND` if there is none.
+// Free the text with `rcomm_text_free`.
 //
 // # Safety
 // `json` may be written.
@@ -918,8 +918,8 @@ int32_t rcomm_extend_timeouts(const struct rcomm_world *world,
                               uint64_t extra_ms);
 
 // Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops
-// measuring if `on` is 0. The NCCL backend measures on the device. Fails with `RCOMM_UNSUPPORTED` if a group's backend can
-// be timed neither on the host nor by itself.
+// measuring if `on` is 0. The NCCL backend measures on the device. Fails with `RCOMM_UNSUPPORTED` if a group's backend
+// can be timed neither on the host nor by itself.
 //
 // # Safety
 // `world` is a valid handle.

@@ -76,11 +76,11 @@ impl Handler {
 /// pairs of the query as texts, in the order of their names, and puts a text into `answer` with `rcomm_value_set`. It
 /// returns 0, or another number if it failed: the text then says why. It is called on a thread of the endpoint, which
 /// waits for it at the end of the world: it must not wait for other ranks, which may be stuck. `release(context)` is
-/// called once, when the function is called no more; `release` may be NULL.
+/// called once, when the function is no longer called; `release` may be NULL.
 ///
 /// The name has 1 to 64 lower-case letters, digits, `-` and `_`, and `timeouts` is taken. `RCOMM_UNSUPPORTED` if this
-/// rank has no endpoint. After an error, `release` was called. A world that was made anew by `rcomm_grow` has no handlers
-/// of the program's.
+/// rank has no endpoint. After an error, `release` was called. A world that was made anew by `rcomm_grow` has no
+/// handlers of the program's.
 ///
 /// # Safety
 /// `world` is a valid handle; `name` is a text that ends with a zero byte; `handler` and `release` may be called with
@@ -121,9 +121,9 @@ pub struct Wait {
     waiting: OwnedWaiting,
 }
 
-/// Counts a wait of the program's, for a data loader, say, or for a disk, from now until `rcomm_wait_end`: `rcomm_waits`
-/// and the rank's endpoint show it under this name. The name has 1 to 64 lower-case letters, digits, `-`, `_` and `.`,
-/// and does not begin with `rcomm.`; a world has 256 at most. The wait may end on another thread.
+/// Counts a wait of the program's, for a data loader, say, or for a disk, from now until `rcomm_wait_end`:
+/// `rcomm_waits` and the rank's endpoint show it under this name. The name has 1 to 64 lower-case letters, digits, `-`,
+/// `_` and `.`, and does not begin with `rcomm.`; a world has 256 at most. The wait may end on another thread.
 ///
 /// # Safety
 /// `world` is a valid handle; `name` is a text that ends with a zero byte; `wait` may be written.

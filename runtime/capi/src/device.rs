@@ -28,8 +28,8 @@ pub(crate) fn device_of(world: &World) -> Result<Arc<CudaDevice>> {
     NcclOptions::of(world.config())?.open_device(local_rank)
 }
 
-/// Makes a stream on the device of this rank, the one on which groups with the backend `nccl` work. `high_priority` is 0
-/// or 1. The driver is loaded at the first call: `RCOMM_BACKEND` if there is none.
+/// Makes a stream on the device of this rank, the one on which groups with the backend `nccl` work. `high_priority` is
+/// 0 or 1. The driver is loaded at the first call: `RCOMM_BACKEND` if there is none.
 ///
 /// # Safety
 /// `world` is a valid handle; `stream` may be written.
@@ -120,8 +120,8 @@ pub unsafe extern "C" fn rcomm_stream_device(stream: *const Stream, ordinal: *mu
     })
 }
 
-/// Waits without a deadline until all work that was enqueued on the stream is done. Do not call this while such work may
-/// wait for other ranks.
+/// Waits without a deadline until all work that was enqueued on the stream is done. Do not call this while such work
+/// may wait for other ranks.
 ///
 /// # Safety
 /// `stream` is a valid handle.
@@ -240,8 +240,8 @@ pub unsafe extern "C" fn rcomm_device_free(memory: *mut DeviceMemory) {
 /// Makes another handle of the same group, to be freed, whose buffers are addresses in the memory of the stream's
 /// device: of `rcomm_device_new` or of another allocator. Operations that are called with it begin after the work that
 /// is enqueued on the stream then. `rcomm_work_wait_stream` lets later work on a stream wait for them; a call without
-/// `work`, and `rcomm_work_wait`, wait on the host. Lists of counts and ranks stay in the host's memory. The group needs
-/// a backend for devices (`RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with `RCOMM_UNSUPPORTED`.
+/// `work`, and `rcomm_work_wait`, wait on the host. Lists of counts and ranks stay in the host's memory. The group
+/// needs a backend for devices (`RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with `RCOMM_UNSUPPORTED`.
 ///
 /// # Safety
 /// `group` and `stream` are valid handles; `handle` may be written.
@@ -281,9 +281,9 @@ pub unsafe extern "C" fn rcomm_work_wait_stream(
     })
 }
 
-/// Writes how many direct links of NVLink join each two devices of this host, as JSON: `bus_ids`, and in `links` a row
-/// for each device. Asks NVIDIA's management library, for `timeout_ms` at most; `RCOMM_BACKEND` if there is none. Free
-/// the text with `rcomm_text_free`.
+/// Writes how many direct links of NVLink join each pair of devices of this host, as JSON: `bus_ids`, and in `links` a
+/// row for each device. Asks NVIDIA's management library, for `timeout_ms` at most; `RCOMM_BACKEND` if there is none.
+/// Free the text with `rcomm_text_free`.
 ///
 /// # Safety
 /// `json` may be written.

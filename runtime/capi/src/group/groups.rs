@@ -239,8 +239,8 @@ pub unsafe extern "C" fn rcomm_extend_timeouts(world: *const World, extra_ms: u6
 }
 
 /// Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops
-/// measuring if `on` is 0. The NCCL backend measures on the device. Fails with `RCOMM_UNSUPPORTED` if a group's backend can
-/// be timed neither on the host nor by itself.
+/// measuring if `on` is 0. The NCCL backend measures on the device. Fails with `RCOMM_UNSUPPORTED` if a group's backend
+/// can be timed neither on the host nor by itself.
 ///
 /// # Safety
 /// `world` is a valid handle.

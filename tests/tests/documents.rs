@@ -104,7 +104,7 @@ fn every_path_that_the_guides_name_exists() {
             assert!(path.exists(), "{document}: there is no {link}");
             named += 1;
         }
-        assert!(named >= min_named, "{document} names {named} paths only");
+        assert!(named >= min_named, "{document} names only {named} paths");
     }
 }
 

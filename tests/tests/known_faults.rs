@@ -1,5 +1,5 @@
-//! The dumps of known faults are judged and compared with what was injected. Each scenario is judged in each form, with
-//! its files in both orders.
+//! The reports on the dumps of known faults are compared with what was injected. Each scenario is judged in each form,
+//! with its files in both orders.
 //!
 //! Each report must answer four questions: which ranks are at fault, which kind of fault it is, in which operation the
 //! fault shows first, and whether any other rank is accused.

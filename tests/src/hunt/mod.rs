@@ -35,7 +35,7 @@ use std::time::{Duration, UNIX_EPOCH};
 pub enum Look {
     /// A live view reads the rings while the job runs or ends.
     Live,
-    /// The rings are read later, when no more happens.
+    /// The rings are read later, when nothing more happens.
     After,
     /// Every process is asked for a dump, some later than others. Those that are stopped or gone write none.
     Asked,

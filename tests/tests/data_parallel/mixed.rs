@@ -24,7 +24,7 @@ fn parameters() -> Vec<(Parameter, DType)> {
     named.collect()
 }
 
-/// Small whole numbers, which all types have exactly.
+/// A gradient's element: a small whole number, which all types represent exactly.
 fn value(rank: u32, parameter: usize, at: usize, step: u32) -> f32 {
     (rank * 2 + at as u32 + step * parameter as u32) as f32
 }
@@ -58,7 +58,7 @@ fn average(reducer: &MixedReducer, parameter: usize) -> Option<Vec<f32>> {
     }
 }
 
-/// The mean over these ranks.
+/// The mean of a parameter's gradients over these ranks.
 fn mean(ranks: &[u32], parameter: usize, step: u32) -> Vec<f32> {
     let mean = |at| {
         let sum: f32 = ranks
@@ -160,7 +160,7 @@ fn unused_sparse_and_uneven_inputs_work_with_several_types() {
             ..options()
         };
         let mut reducer = MixedReducer::new(world.group(), parameters(), &uneven).unwrap();
-        // Rank 0 uses p0 and p1, rank 1 uses p1 and p2, and has two steps more.
+        // Rank 0 uses p0 and p1, rank 1 uses p1 and p2, and takes two more steps.
         for nth in 0..=2 * rank {
             let used = [rank as usize + 1, rank as usize];
             partial_step(&mut reducer, &world, &used, nth);

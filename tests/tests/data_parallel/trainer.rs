@@ -411,7 +411,7 @@ fn power_sgd_sends_less_and_its_errors_even_out_over_many_steps() {
             let (got, exact) = (sum / steps as f32, mean(at));
             assert!((got - exact).abs() < 0.5, "{got} for {exact}");
         }
-        // After the first step, P of 24 by 2 and Q of 20 by 2 elements are sent in place of 480 elements.
+        // After the first step, P of 24 by 2 and Q of 20 by 2 elements are sent instead of 480 elements.
         let dump = world.snapshot();
         let sizes = dump
             .signatures

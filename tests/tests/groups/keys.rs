@@ -79,7 +79,7 @@ fn merges_leave_no_keys_once_their_members_have_left_them() {
         let half = if world.rank() < 2 { [0, 1] } else { [2, 3] };
         let half = world.new_group(&half, &GroupOptions::default()).unwrap();
         let all = GroupOptions::named("all");
-        // One half gives the first merge of each kind up, and the other learns it.
+        // One half gives up the first merge of each kind, and the other half learns of it.
         let (brief, usual) = (Duration::from_millis(200), Duration::from_secs(20));
         for turn in [0, 2] {
             if world.rank() / 2 * 2 == turn {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Makes backends of another factory for the memory of CUDA devices.
+/// A factory for the memory of CUDA devices, whose backends another factory makes.
 struct OnDevice(Arc<dyn BackendFactory>);
 
 impl BackendFactory for OnDevice {

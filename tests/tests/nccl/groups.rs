@@ -153,8 +153,8 @@ fn the_remaining_ranks_continue_on_a_shrunk_communicator() {
         );
         for output in outputs {
             assert!(output.contains("end of keys"), "{mode}: {output}");
-            // Only the note stays that a rank has given the first group up, for a rank that comes late to it, with the
-            // count of the ranks that need it no more.
+            // Only the note stays that a rank has given up the first group, for a rank that comes late to it, with the
+            // count of the ranks that no longer need it.
             let is_note = |key: &&str| {
                 key.ends_with("/nccl/given-up") || key.ends_with("/nccl/given-up/left")
             };

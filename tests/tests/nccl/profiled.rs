@@ -43,7 +43,8 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
             |entry: &&rcomm_recorder::model::Entry| entry.state == EntryState::Completed;
         let completed = dump.entries.iter().filter(is_completed).count();
         assert!(completed >= 3, "rank {rank}: {completed}");
-        // The abort has ended the operation that hung. Where the rank was not the first to abort, it may be completed.
+        // The abort has ended the operation that hung. If another rank was the first to abort, the operation may be
+        // completed here.
         let last = dump.entries.last().unwrap();
         let has_ended = matches!(last.state, EntryState::Failed | EntryState::Completed);
         assert!(has_ended && last.retired, "rank {rank}: {last:?}");

@@ -1,4 +1,4 @@
-//! Registers and deregisters memory while operations are on their way.
+//! Registers and deregisters memory while operations are in progress.
 
 use super::groups::lines;
 use super::{RANKS, run, start};
@@ -36,7 +36,7 @@ fn memory_that_an_operation_uses_is_deregistered_after_it() {
 fn memory_that_an_aborted_operation_uses_stays_registered() {
     let mut job = start("deregister_hung", |_, command| {
         command
-            // Two operations end: a broadcast as the communicator is made, and an all-reduce.
+            // Two operations end: a broadcast when the communicator is made, and an all-reduce.
             .env("RCOMM_SIM", "hang_after=2")
             .env("RCOMM_TIMEOUT_MS", "3000");
     });

@@ -1,5 +1,5 @@
-//! The table of limits in docs/SECURITY.md has each number as it is in the code, and each limit of a reader of outside
-//! bytes.
+//! The table of limits in docs/SECURITY.md states each number as it is in the code, and each limit of a reader of bytes
+//! from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -141,13 +141,13 @@ runtime/core/src/world/round.rs | MAX_RANKS | shortens a list in a message
 runtime/cpu/src/mesh/host.rs | MAX_NAMED | shortens a list in a message
 analyzer/src/input/load/unpack.rs | MAX_RATIO | a ratio, above the limit of a file
 analyzer/src/input/load/manifest.rs | MOST_PROCESSES | shortens a list in a message
-analyzer/src/input/log/mod.rs | MAX_ATTEMPTS | facts of older attempts are counted in place of kept
+analyzer/src/input/log/mod.rs | MAX_ATTEMPTS | facts of older attempts are counted, not kept
 analyzer/src/input/log/restart.rs | MAX_STORED | within the limit of facts
 analyzer/src/input/log/label.rs | MOST_LABELS | within the limit of a line
 analyzer/src/input/log/scan.rs | MAX_ENTRIES | within the limit of a line
 analyzer/src/input/log/torch.rs | MOST_TEXT | within the limit of a line
 analyzer/src/input/log/torch.rs | MOST_RANKS | a number above it is no rank
-analyzer/src/input/inspector/mod.rs | MAX_SAMPLES | samples are thinned out in place of refused
+analyzer/src/input/inspector/mod.rs | MAX_SAMPLES | samples are thinned out, not refused
 analyzer/src/input/inspector/line.rs | MAX_TEXT | within the limit of a line
 analyzer/src/input/stacks.rs | MOST_SHOWN | shortens what is shown
 analyzer/src/input/stacks.rs | MAX_NAME | shortens what is shown

@@ -69,7 +69,7 @@ enum Cause {
     LinksSilent,
     /// The store of a job without a fault no longer answers.
     StoreSilent,
-    /// The records of a healthy job were taken before its end, and nothing in them tells that.
+    /// The records of a healthy job were taken before its end, and nothing in them says so.
     Midway,
     /// The job has no fault.
     Nothing,

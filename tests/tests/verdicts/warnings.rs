@@ -200,7 +200,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
 /// arrive.
 #[test]
 fn a_late_host_is_named_even_if_none_of_its_ranks_is_the_last_to_arrive() {
-    // In the jobs of the later seeds, each delay of the host costs in several groups.
+    // In the jobs of the later seeds, each delay of the host costs time in several groups.
     for seed in [2288, 384, 404, 760, 962] {
         let job = spec(seed, Kind::SlowHost).make();
         let report = judge(&job);

@@ -35,7 +35,7 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
         screen.contains("2 other jobs on this node, 1 STUCK"),
         "{screen}"
     );
-    // A job that is over hangs no more.
+    // A job that is over no longer hangs.
     let mut over = job("fourth", Situation::StuckRank);
     over.alive = 0;
     let with_over: Vec<NodeJob> = jobs.iter().cloned().chain([over]).collect();

@@ -1,7 +1,8 @@
 //! Lets a C++ compiler compare the interface with the headers of NCCL's releases: names, order, types and sizes.
 //!
 //! `RCOMM_TEST_NCCL_SOURCES` names folders with the source of one release each, with colons between them. The sources
-//! are not among this repository's files. They were compared so for 2.26.2, 2.26.3, 2.26.5, 2.26.6, 2.27.3, 2.27.5,
+//! are not in this repository. The interface has been compared with the headers of 2.26.2, 2.26.3, 2.26.5, 2.26.6,
+//! 2.27.3, 2.27.5,
 //! 2.27.6, 2.27.7, 2.28.3, 2.28.7, 2.28.9, 2.29.2, 2.29.3, 2.29.7, 2.30.3, 2.30.4 and 2.30.7.
 
 use super::{EVENTS, FACTS, STATES};

@@ -153,7 +153,7 @@ pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     }
     let n = others.len() as u64;
     let mut line = vec![plain(format!("{} on this node", count(n, "other job")))];
-    // A job without a process hangs no more, whatever its record shows.
+    // A job without a process no longer hangs, whatever its record shows.
     let (alive, over): (Vec<&NodeJob>, Vec<_>) = others.into_iter().partition(|job| job.alive > 0);
     let in_trouble = || alive.iter().filter(|job| trouble(model, job).is_some());
     if let Some(worst) = in_trouble().min_by_key(|job| trouble(model, job)) {

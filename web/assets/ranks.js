@@ -9,7 +9,7 @@ const STATES = {
 /** What a cell's shade can show. The lower limits of the shades (`steps`) are those of rcomm-top. */
 const METRICS = {
   lag: { valueOf: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], format: (v) => age(v), title: "median lag" },
-  share: { valueOf: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], format: percent, title: "share of the job's time lost to the rank" },
+  share: { valueOf: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], format: percent, title: "share of the job's time lost because of the rank" },
   pending: { valueOf: (r) => r.pending, steps: [1, 4, 64], format: String, title: "pending" },
   lost: { valueOf: (r) => r.lost, steps: [1, 100, 10000], format: String, title: "records lost" },
 };

@@ -64,7 +64,7 @@ metrics! {
     CULPRIT_RANK Gauge "rcomm_culprit_rank"
         "1 for each culprit and code of the findings that are no notes and that no other finding causes; at most 16 series.";
     RANK_STRAGGLER_TIME_RATIO Gauge "rcomm_rank_straggler_time_ratio"
-        "Share of the job's time that was lost to this rank, 0 to 1; the 16 largest.";
+        "Share of the job's time that was lost because of this rank, 0 to 1; the 16 largest.";
     RANK_ARRIVAL_LAG_P50_SECONDS Gauge "rcomm_rank_arrival_lag_p50_seconds"
         "Median arrival lag of each rank in rcomm_rank_straggler_time_ratio, in the group where it is largest.";
     FINDINGS Gauge "rcomm_findings"
@@ -82,7 +82,7 @@ metrics! {
         "Age of the oldest pending operation; 0 if none is pending, or no age is known."
         => "rcomm.inflight.oldest" "s";
     STRAGGLER_TIME_RATIO Gauge "rcomm_straggler_time_ratio"
-        "Share of the job's time that is lost to the ranks that W220 names, 0 to 1; 0 if it names none."
+        "Share of the job's time that was lost because of the ranks that W220 names, 0 to 1; 0 if it names none."
         => "rcomm.straggler.time_ratio" "1";
     JUDGEMENTS Counter "rcomm_judgements"
         "Analyses made.";

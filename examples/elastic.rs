@@ -1,5 +1,5 @@
-//! A training loses a rank, goes on without it, and then takes in a new process in its place. The other processes are
-//! not restarted.
+//! A training run loses a rank, goes on without it, and then takes in a new process in its place. The other processes
+//! are not restarted.
 //!
 //! ```text
 //! rcomm-run -n 4 --replace 1 target/release/examples/elastic
@@ -56,9 +56,9 @@ impl State {
         ranks: &[u32],
         average: impl Fn(&mut [f32]) -> Result<()>,
     ) -> Result<()> {
-        let mut sums = loss_and_gradient(&self.weights, self.step(), rank);
-        average(&mut sums)?;
-        let (loss, gradient) = sums.split_at(1);
+        let mut numbers = loss_and_gradient(&self.weights, self.step(), rank);
+        average(&mut numbers)?;
+        let (loss, gradient) = numbers.split_at(1);
         for (weight, gradient) in self.weights.iter_mut().zip(gradient) {
             *weight -= 0.25 * gradient;
         }

@@ -1,4 +1,4 @@
-//! A training loses a rank, and goes on from its last checkpoint after the launcher has restarted all ranks.
+//! A training run loses a rank, and goes on from its last checkpoint after the launcher has restarted all ranks.
 //!
 //! ```text
 //! rcomm-run -n 3 --max-restarts 1 target/release/examples/restart /tmp/checkpoint

@@ -5,7 +5,7 @@
 //! leaves a dump, and the analysis names the rank, the group, the operation, and the rank's phase.
 //!
 //! ```text
-//! cargo run --example hang              # rank 2 hangs while it loads data
+//! cargo run --example hang              # rank 2 hangs while it loads data; the same as --stop
 //! cargo run --example hang -- --kill    # rank 2 is killed, and its ring is read instead
 //! cargo run --example hang -- --hold    # rank 2 hangs while it loads data, and the job stays until ctrl-c
 //! ```

@@ -117,14 +117,14 @@ impl Class {
         }
     }
 
-    /// Adds to what has happened what only this class shows.
+    /// Changes what has happened in a job of this class.
     pub(super) fn happened(self, history: &mut History, random: &mut Random) {
         if self == Self::Dumps {
             give_up(history, random);
         }
     }
 
-    /// Adds to the records of a case, or replaces them.
+    /// Adds to the records of a case of this class, or replaces them.
     pub(super) fn left(self, case: &mut Case, random: &mut Random) {
         match self {
             Self::Attempts => attempts::add_earlier(case, random),
@@ -134,7 +134,7 @@ impl Class {
     }
 }
 
-/// One rank, or half of the ranks, is at odds with the others in one call.
+/// Changes the job so that one rank, or half of the ranks, differs from the others in one call.
 fn odds(job: &mut Job, random: &mut Random) {
     (job.backend, job.records) = *random.pick(&[
         (Backend::Nccl, Records::Dumps),
@@ -176,8 +176,8 @@ fn odds(job: &mut Job, random: &mut Random) {
     };
 }
 
-/// Every rank writes a dump when an operation of it fails, before its program gets the error; in half of the jobs the
-/// others, too, once they hear of the first failure.
+/// Makes every rank write a dump when one of its operations fails, before its program gets the error. In half of the
+/// jobs the other ranks write one, too, once they hear of the first failure.
 fn give_up(history: &mut History, random: &mut Random) {
     let failed = |life: &super::run::Life| life.failures.first().map(|failure| failure.at);
     let first = history.lives.iter().filter_map(failed).min();

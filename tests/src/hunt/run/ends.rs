@@ -12,7 +12,7 @@ impl Run<'_> {
     }
 
     /// The time-out of an operation passes: with NCCL all ranks write dumps and abort, with other backends the operation
-    /// fails on this rank. False if the operation is not pending, or the rank cannot act.
+    /// fails on this rank. Returns false if the operation is not pending, or the rank cannot act.
     pub(super) fn time_out(&mut self, rank: Rank, operation: usize, at: i64) -> bool {
         if !self.acts(rank) || !self.is_pending(rank, operation, at) {
             return false;
@@ -48,7 +48,7 @@ impl Run<'_> {
         true
     }
 
-    /// An operation of a rank fails, because the process of the rank `by` has ended. False as for a time-out.
+    /// An operation of a rank fails, because the process of the rank `by` has ended. Returns false as for a time-out.
     pub(super) fn lose(&mut self, rank: Rank, operation: usize, by: Rank, at: i64) -> bool {
         if !self.acts(rank)
             || !self.is_pending(rank, operation, at)
@@ -92,7 +92,7 @@ impl Run<'_> {
         }
     }
 
-    /// Notes that an operation has failed on a rank, with an error that names `ranks`.
+    /// Records that an operation has failed on a rank, with an error that names `ranks`.
     fn fail(&mut self, rank: Rank, operation: usize, kind: FailureKind, ranks: Vec<Rank>, at: i64) {
         let life = &mut self.lives[rank as usize];
         life.operations[operation].failed = Some(at);

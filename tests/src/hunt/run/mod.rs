@@ -2,13 +2,15 @@
 //! end. Nothing of the analysis is used here: what happens is known before anything is judged.
 
 mod ends;
+mod state;
 
 use super::job::{Backend, Fault, Job, MS, SECOND, Wrong};
 use super::program::{Act, Call};
 use crate::generator::Random;
 use rcomm_recorder::model::{FailureKind, Rank};
+use state::{Event, Host, Key, Meeting, Runner, Task};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 
 /// An operation of a rank, with its times in ns since the start of the job.
 #[derive(Clone, Debug)]
@@ -26,7 +28,7 @@ pub(super) struct Operation {
     key: Key,
 }
 
-/// A failure that rcomm's runtime notes.
+/// A failure that rcomm's runtime records.
 #[derive(Clone, Debug)]
 pub(super) struct Noted {
     pub(super) at: i64,
@@ -48,19 +50,21 @@ pub(super) struct Gone {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Life {
     pub(super) operations: Vec<Operation>,
+    /// When SIGSTOP stopped its process.
     pub(super) stopped: Option<i64>,
     pub(super) gone: Option<Gone>,
     /// When the launcher sent SIGTERM.
     pub(super) signalled: Option<i64>,
     /// The phases that the recorder for PyTorch notes, with when each began.
     pub(super) phases: Vec<(i64, String)>,
+    /// The steps of its program, with when each began.
     pub(super) steps: Vec<(i64, u32)>,
     pub(super) failures: Vec<Noted>,
     /// When its watchdog wrote a dump because of a time-out.
     pub(super) dumped: Option<i64>,
 }
 
-/// What happened.
+/// What happened in a job, with times in ns since its start.
 #[derive(Clone, Debug)]
 pub(super) struct History {
     pub(super) lives: Vec<Life>,
@@ -68,82 +72,31 @@ pub(super) struct History {
     pub(super) struck: Vec<Option<i64>>,
     /// When the launcher was asked to end the job.
     pub(super) asked: Option<i64>,
-    /// The last event.
+    /// When the last event happened.
     pub(super) last: i64,
 }
 
-/// A collective, by group and number; or a message, by group, ends and number.
-type Key = (usize, Option<(u32, u32)>, u64);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    Host(Rank),
-    Device(Rank),
-    Done(Key),
-    TimeOut(Rank, usize),
-    Lost(Rank, usize, Rank),
-    Stop(Rank),
-    Kill(Rank),
-    Exit(Rank),
-    Abort(Rank),
-    Launcher,
-    Asked,
-    Terminate(Rank),
-    Refuse(Key),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Host {
-    Runs,
-    Waits(usize),
-    Syncs,
-    Over,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Task {
-    Compute(i64),
-    Begin(usize),
-    Await(usize),
-    Hang,
-}
-
-struct Runner {
-    acts: Vec<Act>,
-    next: usize,
-    host: Host,
-    tasks: VecDeque<Task>,
-    is_busy: bool,
-    /// Operations that the program has not waited for.
-    open: Vec<usize>,
-    counts: HashMap<(usize, bool), u64>,
-    /// As `counts`, where a batch counts once.
-    numbers: HashMap<(usize, bool), u64>,
-    ends: HashMap<(usize, u32, u32, bool), u64>,
-}
-
-/// Who has come to an operation.
-#[derive(Default)]
-struct Meeting {
-    came: BTreeMap<Rank, (usize, i64)>,
-    is_done: bool,
-    is_planned: bool,
-}
-
+/// A job that runs.
 struct Run<'a> {
     job: &'a Job,
     random: Random,
     runners: Vec<Runner>,
     lives: Vec<Life>,
     faults: &'a [Fault],
+    /// When each fault struck; `None` if it has not yet.
     struck: Vec<Option<i64>>,
     meetings: HashMap<Key, Meeting>,
+    /// What will happen: the time, the number of the event, and the event.
     events: BinaryHeap<Reverse<(i64, u64, Event)>>,
     /// The number of events so far, by which events of the same time are ordered.
     event_count: u64,
+    /// The ranks whose processes have failed, as their peers notice it. Unused with NCCL.
     gone: BTreeSet<Rank>,
+    /// Whether the launcher ends the job, or will.
     launcher_acts: bool,
+    /// Whether an operation has timed out, so that all ranks write dumps. Used with NCCL only.
     dumps: bool,
+    /// When the launcher was asked to end the job.
     asked: Option<i64>,
 }
 
@@ -224,7 +177,7 @@ impl Run<'_> {
         life.gone.is_none() && life.stopped.is_none()
     }
 
-    /// Returns whether the event changed anything.
+    /// Carries an event out at this time; returns whether it counts as having happened.
     fn happens(&mut self, at: i64, event: Event) -> bool {
         match event {
             Event::Host(rank) => {
@@ -544,7 +497,7 @@ impl Run<'_> {
             true => !self.is_gone(*rank),
             false => self.acts(*rank),
         };
-        // A send that ended early needs its rank no more.
+        // A send that ended early no longer needs its rank.
         let sender = key.1.filter(|_| self.job.sends_early);
         let sender = sender.map(|(from, _)| self.job.groups[key.0].ranks[from as usize]);
         if !members

@@ -16,9 +16,9 @@ pub(super) fn run<B: Backend + ?Sized>(
 ) -> Result<Done> {
     let deadline = call.deadline.started();
     let copy = op.to_owned()?;
-    let start_observer = Arc::new(StartObserver::default());
-    let pending = backend.issue(copy, Call { deadline, ..call }, start_observer.clone())?;
-    if start_observer.wait_for_start(&*pending, deadline) {
+    let waiter = Arc::new(StartWaiter::default());
+    let pending = backend.issue(copy, Call { deadline, ..call }, waiter.clone())?;
+    if waiter.wait_for_start(&*pending, deadline) {
         observer.started();
     }
     match pending.wait(deadline) {
@@ -45,12 +45,12 @@ pub(super) fn run<B: Backend + ?Sized>(
 
 /// Wakes a caller that waits for an operation to leave the queue.
 #[derive(Default)]
-struct StartObserver {
+struct StartWaiter {
     has_changed: Mutex<bool>,
     wake: Condvar,
 }
 
-impl StartObserver {
+impl StartWaiter {
     /// Longest sleep between two polls of a backend that reports nothing.
     const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -83,7 +83,7 @@ impl StartObserver {
     }
 }
 
-impl Observer for StartObserver {
+impl Observer for StartWaiter {
     fn started(&self) {
         self.notify();
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-type Work = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
 /// Work that the start of a world postpones, since the ranks of a host need its cores to start: a thread that only
 /// serves others, or the removal of old files. The watchdog's thread does this work about a tenth of a second after it
@@ -13,7 +13,7 @@ type Work = Box<dyn FnOnce() + Send>;
 /// # Thread safety
 /// Every method may be called from any thread.
 #[derive(Clone, Default)]
-pub struct Later(Arc<Mutex<Option<Vec<Work>>>>);
+pub struct Later(Arc<Mutex<Option<Vec<Task>>>>);
 
 impl Later {
     /// An empty list, of which nothing is done before [`run`](Self::run).

@@ -1,4 +1,4 @@
-//! [`Agreement`]: the keys by which the members of a group agree through the store, and when these are removed.
+//! [`StoreAgreement`]: the keys by which the members of a group agree through the store, and when these are removed.
 
 use crate::op::error::Result;
 use crate::store::{Store, StoreQuery, raise};
@@ -16,7 +16,7 @@ const LEFT: &str = "left";
 
 /// One of the agreements of a kind among the members of a group. They are numbered from 1: the n-th calls of all members
 /// belong together.
-pub(super) struct Agreement {
+pub(super) struct StoreAgreement {
     store: Arc<dyn Store>,
     kind: &'static str,
     round: i64,
@@ -24,7 +24,7 @@ pub(super) struct Agreement {
     results: &'static [&'static str],
 }
 
-impl Agreement {
+impl StoreAgreement {
     /// The next agreement of this kind, by the caller's count of them.
     pub(super) fn next(
         store: Arc<dyn Store>,

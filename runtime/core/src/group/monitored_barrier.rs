@@ -2,7 +2,7 @@
 //! not arrive; the search for the absent members of a failed group; and the shrinking of a group to its remaining
 //! members.
 
-use crate::group::agreement::{Agreement, REMOVAL_TIME};
+use crate::group::agreement::{REMOVAL_TIME, StoreAgreement};
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
@@ -108,7 +108,7 @@ impl ProcessGroup {
             .collect();
         // Members may repeat a failed call with another list.
         let count = &self.group.agreements.shrinks;
-        let agreement = Agreement::next(self.group_store()?, "shrink", count, &[LIST]);
+        let agreement = StoreAgreement::next(self.group_store()?, "shrink", count, &[LIST]);
         let store = agreement.store();
         let wanted = format!("{excluding:?}");
         let agreed = store.compare_set(&agreement.key(LIST), b"", wanted.as_bytes())?;
@@ -168,7 +168,7 @@ impl ProcessGroup {
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
         let own_rank = self.ranks()[self.rank() as usize];
         let count = &self.group.agreements.searches;
-        let agreement = Agreement::next(self.group_store()?, "absent", count, &[RESULT]);
+        let agreement = StoreAgreement::next(self.group_store()?, "absent", count, &[RESULT]);
         let store = agreement.store();
         let late = || {
             let message =

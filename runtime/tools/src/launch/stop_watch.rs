@@ -242,8 +242,13 @@ impl StopWatch {
             return None;
         }
         self.has_named_running = true;
+        let they_are = if running.len() == 1 {
+            "it is"
+        } else {
+            "they are"
+        };
         Some(Action::Print(format!(
-            "{}: not ended {} after the first rank; rcomm-run waits, since it is not stopped",
+            "{}: not ended {} after the first rank; rcomm-run waits, since {they_are} not stopped",
             running.join(", "),
             in_words(after),
         )))

@@ -60,13 +60,13 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             Cell::number(seq.to_string(), *seq as f64),
         ];
         for rank in &ranks {
-            let member = group.ranks.is_empty() || group.ranks.contains(rank);
+            let is_member = group.ranks.is_empty() || group.ranks.contains(rank);
             cells.push(match states.get(rank) {
                 Some((_, EntryState::Completed)) => Cell::text("C").toned(Tone::Good),
                 Some((_, EntryState::Started)) => Cell::text("S").toned(Tone::Waiting),
                 Some((_, EntryState::Scheduled)) => Cell::text("Q").toned(Tone::Waiting),
                 Some((_, EntryState::Failed)) => Cell::text("F").toned(Tone::Bad),
-                None if !member => Cell::text(""),
+                None if !is_member => Cell::text(""),
                 None => {
                     odd = true;
                     Cell::text("-").toned(Tone::Bad)
@@ -100,12 +100,13 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .filter(|row| row.problem || !model.problems_only)
             .collect(),
         headings: Headings::Shown,
-        empty: "no collective, or none with a problem, among the newest 40 operations of each"
-            .into(),
+        empty: format!(
+            "no collective, or none with a problem, among the newest {SEARCHED} operations of each"
+        ),
     };
-    let mut head = vec![vec![plain(
-        "newest first; empty: not a member; -: not among its newest 40 operations",
-    )]];
+    let mut head = vec![vec![plain(format!(
+        "newest first; empty: not a member; -: not among its newest {SEARCHED} operations"
+    ))]];
     if model.marks.len() > MAX_RANKS {
         let marked = model.marks.len();
         head.push(vec![plain(format!(

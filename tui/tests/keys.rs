@@ -81,6 +81,59 @@ fn the_focus_stays_on_its_pane_when_others_appear_above_it() {
 }
 
 #[test]
+fn the_focus_stays_on_its_pane_when_the_last_operations_come_and_go_above_it() {
+    let few = recorded(Situation::StuckRank);
+    let mut many = few.clone();
+    let mut report = Report::clone(&many.report);
+    for more in 1..=20 {
+        let mut instance = report.in_flight[0].clone();
+        instance.seq += more;
+        report.in_flight.push(instance);
+    }
+    many.report = Arc::new(report);
+    let focused = |state: &State| state.page.panes[state.selection().pane].name();
+    let mut state = showing(few.clone(), (200, 50));
+    press(&mut state, "4<tab><tab><down>");
+    assert_eq!((state.page.panes.len(), &*focused(&state)), (4, "timeline"));
+    update(&mut state, Event::Observed(Arc::new(many.clone())));
+    assert_eq!((state.page.panes.len(), &*focused(&state)), (3, "timeline"));
+    // It was the same while another view was shown.
+    press(&mut state, "1");
+    update(&mut state, Event::Observed(Arc::new(few)));
+    press(&mut state, "4");
+    assert_eq!((state.page.panes.len(), &*focused(&state)), (4, "timeline"));
+    assert_eq!(state.selection().row, 1);
+    // A pane that is gone gives the focus to the one in its place.
+    press(&mut state, &"<tab>".repeat(3));
+    assert!(focused(&state).starts_with("last_operations"));
+    update(&mut state, Event::Observed(Arc::new(many)));
+    assert_eq!(focused(&state), "timeline");
+}
+
+#[test]
+fn a_click_on_the_details_of_a_row_keeps_that_row() {
+    let mut two = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&two.report);
+    let mut other = report.findings[0].clone();
+    (other.id, other.code) = (other.id + 1, Code::E112);
+    report.findings.push(other);
+    two.report = Arc::new(report);
+    let mut state = showing(two, (100, 30));
+    press(&mut state, "6");
+    let screen = text::of(&state);
+    let row = screen.lines().position(|line| line.contains("E112"));
+    let row = u16::try_from(row.expect("the finding has a row")).expect("it is on the screen");
+    update(&mut state, Event::Click(2, row));
+    let details = |state: &State| state.page.panes[1].name();
+    assert_eq!(details(&state), "E112");
+    let screen = text::of(&state);
+    let title = screen.lines().position(|line| line.starts_with("─ E112"));
+    let title = u16::try_from(title.expect("the details have a title")).expect("on the screen");
+    update(&mut state, Event::Click(2, title + 1));
+    assert_eq!((state.selection().pane, &*details(&state)), (1, "E112"));
+}
+
+#[test]
 fn panes_of_the_first_screen_stay_while_operations_come_and_go() {
     let titles = |state: &State| {
         let panes = state.page.panes.iter();

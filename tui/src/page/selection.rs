@@ -3,7 +3,7 @@
 use crate::page::table::Sort;
 
 /// The selected cell and the order of rows on one screen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Selected row of the focused pane.
     pub row: usize,
@@ -11,6 +11,8 @@ pub struct Selection {
     pub column: usize,
     /// Focused pane.
     pub pane: usize,
+    /// Its name when it got the focus: its index changes while panes above it come and go.
+    pub pane_name: String,
     /// Order of the rows of the focused pane.
     pub sort: Sort,
     /// The selected row of the first pane and the order of its rows, while another pane has the focus.
@@ -18,17 +20,25 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Moves the focus to this pane. The first pane keeps its row and its order, since other panes show details of that
-    /// row.
-    pub fn focus(&mut self, pane: usize) {
+    /// Moves the focus to another pane, with this name. The first pane keeps its row and its order, since other panes
+    /// show details of that row.
+    pub fn focus(&mut self, pane: usize, name: String) {
         if self.pane == 0 {
             self.first = (self.row, self.sort);
         }
-        self.pane = pane;
+        (self.pane, self.pane_name) = (pane, name);
         (self.row, self.sort) = match pane {
             0 => self.first,
             _ => <(usize, Sort)>::default(),
         };
+    }
+
+    /// The selected row of the first pane and the order of its rows, also while another pane has the focus.
+    pub fn of_first_pane(&self) -> (usize, Sort) {
+        match self.pane {
+            0 => (self.row, self.sort),
+            _ => self.first,
+        }
     }
 
     /// Moves by `delta` rows among `rows`, stopping at the ends.

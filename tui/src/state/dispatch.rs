@@ -293,7 +293,7 @@ impl State {
 
     /// Moves the cursor of the timeline to another operation of the selected rank.
     fn step_operation(&mut self, forward: bool) {
-        let row = self.row_of_first_pane();
+        let (row, _) = self.selection().of_first_pane();
         let Some(Body::Timeline(timeline)) = self.page.panes.first().map(|pane| &pane.body) else {
             return;
         };
@@ -309,8 +309,7 @@ impl State {
 
     fn next_pane(&mut self, by: usize) {
         let panes = self.page.panes.len().max(1);
-        let selection = self.selection_mut();
-        selection.focus((selection.pane + by) % panes);
+        self.focus((self.selection().pane + by) % panes);
     }
 
     /// On the first screen, opens the view of the focused pane, or the first rank at fault for the pane that looks

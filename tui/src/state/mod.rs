@@ -19,7 +19,7 @@ use crate::page::layout;
 use crate::page::selection::Selection;
 use crate::page::table::{Sort, Table};
 use crate::page::theme::{Theme, Tone};
-use crate::page::{Body, Line, Page, plain, styled};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::event::{Command, Event};
 use arrangement::{Arrangement, arranged};
 use command::KnownNames;
@@ -272,7 +272,7 @@ impl State {
     /// The selection on the current screen.
     pub fn selection(&self) -> Selection {
         let kind = self.screen().kind();
-        self.selections.get(&kind).copied().unwrap_or_default()
+        self.selections.get(&kind).cloned().unwrap_or_default()
     }
 
     fn selection_mut(&mut self) -> &mut Selection {
@@ -309,13 +309,16 @@ impl State {
     /// Selects the clicked row; opens it if it was selected already.
     fn click(&mut self, column: u16, row: u16) -> Option<Command> {
         let (pane, row) = self.hit(column, row)?;
-        self.changed = true;
-        let selection = self.selection_mut();
-        let again = (selection.pane, selection.row) == (pane, row);
-        (selection.pane, selection.row) = (pane, row);
-        again
-            .then(|| self.dispatch(crate::keys::Action::Enter))
-            .flatten()
+        let selection = self.selection();
+        if (selection.pane, selection.row) == (pane, row) {
+            return self.dispatch(crate::keys::Action::Enter);
+        }
+        if selection.pane != pane {
+            self.focus(pane);
+        }
+        self.selection_mut().row = row;
+        self.rebuild();
+        None
     }
 
     fn show_message(&mut self, text: impl Into<String>, tone: Tone) {
@@ -345,18 +348,29 @@ impl State {
         panes.get(self.selection().pane).copied()
     }
 
-    /// Notes the panes of the first screen, which is on display. The focus stays on its pane, or goes to the first one if
-    /// its pane is no longer shown.
-    fn arrange(&mut self, arrangement: Arrangement) {
-        if let Some(focused) = self.focused_overview_pane() {
-            let at = arrangement.panes.iter().position(|pane| *pane == focused);
-            let selection = self.selection_mut();
-            match at {
-                Some(at) => selection.pane = at,
-                None => *selection = Selection::default(),
+    /// Moves the focus to another pane of the page.
+    fn focus(&mut self, pane: usize) {
+        let name = self.page.panes.get(pane).map(Pane::name);
+        self.selection_mut().focus(pane, name.unwrap_or_default());
+    }
+
+    /// Keeps the focus on its pane while panes above it come and go, and the selection within its rows. If the pane is no
+    /// longer shown, the one in its place has the focus.
+    fn keep_focus(&mut self) {
+        let Selection {
+            pane, pane_name, ..
+        } = self.selection();
+        if pane > 0 {
+            let mut panes = self.page.panes.iter().skip(1);
+            match panes.position(|other| other.name() == pane_name) {
+                Some(at) => self.selection_mut().pane = at + 1,
+                None => self.focus(pane.min(self.page.panes.len().saturating_sub(1))),
             }
+            let Selection { pane, sort, .. } = self.selection();
+            self.sort_pane(pane, sort);
         }
-        self.arrangement = Some(arrangement);
+        let rows = self.page.rows(self.selection().pane);
+        self.selection_mut().clamp(rows);
     }
 
     /// Builds the page of the current screen again, and keeps the selection within it.
@@ -376,7 +390,7 @@ impl State {
                 let selecting = (selection.pane, selection.row) != (0, 0);
                 let before = self.arrangement.as_ref();
                 let (arrangement, page) = arranged(&self.model(snapshot), before, selecting);
-                self.arrange(arrangement);
+                self.arrangement = Some(arrangement);
                 page
             }
             Some(snapshot) => self.model(snapshot).page(self.screen()),
@@ -387,15 +401,9 @@ impl State {
                 table.choose(names);
             }
         }
-        let Selection {
-            pane, sort, first, ..
-        } = self.selection();
-        if pane > 0 {
-            self.sort_pane(0, first.1);
-        }
-        self.sort_pane(pane, sort);
-        let own_panes = self.page.panes.len();
-        let row = self.row_of_first_pane();
+        let selection = self.selection();
+        self.sort_pane(0, selection.of_first_pane().1);
+        let row = selection.of_first_pane().0;
         let shown = self.history.shown();
         let more = shown.and_then(|it| self.model(it).selected(self.screen(), &self.page, row));
         self.page.panes.extend(more);
@@ -404,15 +412,7 @@ impl State {
             fill(&self.model(snapshot), self.screen(), &mut page);
             self.page = page;
         }
-        // The focused pane may be one that was added after the others were sorted.
-        if pane >= own_panes {
-            self.sort_pane(pane, sort);
-        }
-        let pane = pane.min(self.page.panes.len().saturating_sub(1));
-        let rows = self.page.rows(pane);
-        let selection = self.selection_mut();
-        selection.pane = pane;
-        selection.clamp(rows);
+        self.keep_focus();
     }
 
     /// When the displayed records were taken, ns since the epoch; `None` if there are none, or they do not note it.
@@ -454,15 +454,6 @@ impl State {
         }
     }
 
-    /// The selected row of the first pane, also while another pane has the focus.
-    fn row_of_first_pane(&self) -> usize {
-        let selection = self.selection();
-        match selection.pane {
-            0 => selection.row,
-            _ => selection.first.0,
-        }
-    }
-
     /// What screens need to build their pages.
     fn model<'a>(&'a self, snapshot: &'a Snapshot) -> ViewModel<'a> {
         // The operations of a job that has ended no longer age.
@@ -490,7 +481,7 @@ impl State {
             size: self.size,
             keymap: &self.options.keymap,
             layout: &self.options.layout,
-            row: self.row_of_first_pane(),
+            row: self.selection().of_first_pane().0,
             stacks: self.stacks.as_ref(),
             // The facts read last are not those of an earlier snapshot.
             process_facts: match self.history.is_paused() {

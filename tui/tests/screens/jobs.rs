@@ -100,10 +100,28 @@ fn a_muted_warning_puts_no_job_of_the_node_in_trouble() {
     assert!(warned > newer, "{screen}");
     assert!(!screen.contains("WARNING"), "{screen}");
     assert!(!screen.contains(warning), "{screen}");
+    let calm = "nothing recorded is pending or wrong";
+    assert_eq!(screen.matches(calm).count(), 4 + 1, "{screen}");
     press(&mut state, "1");
     let screen = text::of(&state);
+    assert!(screen.contains(&format!("HEALTHY {calm}")), "{screen}");
     assert!(
         screen.contains("2 other jobs on this node  [9]"),
         "{screen}"
     );
+}
+
+#[test]
+fn a_verdict_whose_finding_is_muted_says_that_it_is_not_shown() {
+    let shown = recorded(Situation::Straggler);
+    let jobs = [job(&shown.job, Situation::Straggler)];
+    let mut state = showing(shown, (100, 30));
+    update(&mut state, Event::Jobs(jobs.into()));
+    press(&mut state, ":mute W220<enter>");
+    let not_shown = "the finding that says so is not shown";
+    let screen = text::of(&state);
+    assert!(screen.contains(&format!("SLOW {not_shown}")), "{screen}");
+    press(&mut state, "9");
+    let screen = text::of(&state);
+    assert!(screen.contains(not_shown), "{screen}");
 }

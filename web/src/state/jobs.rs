@@ -5,7 +5,6 @@
 //! made on request. So nothing is read unless a client asks.
 
 use super::store::SnapshotStore;
-use rcomm_analyzer::print::human::one_line;
 use rcomm_analyzer::source::{RingSource, Source};
 use rcomm_analyzer::{Anchor, LiveOptions, NodeJob, NodeJobs, Pace, Verdict, Watch};
 use rcomm_recorder::publish::list_rings;
@@ -102,7 +101,7 @@ pub(crate) struct JobRow {
     pub(crate) verdict: Option<Verdict>,
     /// The verdict as views write it ([`rcomm_analyzer::Report::word`]); `None` as `verdict`.
     pub(crate) word: Option<&'static str>,
-    /// What [`one_line`] says after the verdict; empty if the job was not judged.
+    /// What views say after that word ([`rcomm_analyzer::Report::first_line`]); empty if the job was not judged.
     pub(crate) sentence: String,
     /// Whether the report of the listing has an error or a warning.
     pub(crate) in_trouble: bool,
@@ -159,13 +158,7 @@ impl Jobs {
                 shown: shown_snapshot.is_some(),
                 verdict: report.map(|report| report.verdict),
                 word: report.map(|report| report.word()),
-                sentence: report.map_or_else(String::new, |report| {
-                    let line = one_line(report);
-                    match line.split_once("  ") {
-                        Some((_, sentence)) => sentence.to_owned(),
-                        None => line,
-                    }
-                }),
+                sentence: report.map_or_else(String::new, |report| report.first_line()),
                 in_trouble: job.urgency() < 2,
                 ranks: job.ranks,
                 alive: job.alive,

@@ -1,9 +1,9 @@
 //! The result of an analysis, and helpers to show it.
 //!
-//! [`document`] has the report, [`finding`] the table of finding codes, [`explain`](mod@explain) the explanation of
-//! each code, [`difference`] the changes between two reports, [`causes`] the chain of waits, [`filter`] the filter
-//! language of the live views, [`matrix`](mod@matrix) the collectives of a group by rank, and [`format`](mod@format)
-//! the text of ranks, groups, times and sizes.
+//! [`document`] has the report, `first_line` the sentence that views begin with, [`finding`] the table of finding
+//! codes, [`explain`](mod@explain) the explanation of each code, [`difference`] the changes between two reports,
+//! [`causes`] the chain of waits, [`filter`] the filter language of the live views, [`matrix`](mod@matrix) the
+//! collectives of a group by rank, and [`format`](mod@format) the text of ranks, groups, times and sizes.
 
 pub mod causes;
 mod difference;
@@ -11,6 +11,7 @@ mod document;
 mod explain;
 pub mod filter;
 mod finding;
+mod first_line;
 pub mod format;
 pub mod matrix;
 mod names;

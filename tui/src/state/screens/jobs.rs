@@ -8,8 +8,7 @@ use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::head_of;
 use rcomm_analyzer::format::count;
-use rcomm_analyzer::print::human::one_line;
-use rcomm_analyzer::{Code, NodeJob, Report, Severity, Verdict};
+use rcomm_analyzer::{Code, Finding, NodeJob, Report, Severity, Verdict};
 use rcomm_recorder::model::text::age;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -76,17 +75,10 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
 /// `None` if the job has not been judged.
 fn sentence(model: &ViewModel<'_>, job: &NodeJob) -> Option<String> {
     let report = report_on(model, job)?;
-    let is_muted = report
-        .findings
-        .iter()
-        .any(|f| model.muted.contains(&f.code));
-    let line = match is_muted {
-        true => one_line(&unmuted(report, model.muted)),
-        false => one_line(report),
-    };
-    Some(match line.split_once("  ") {
-        Some((_, sentence)) => sentence.to_owned(),
-        None => line,
+    let is_muted = |finding: &Finding| model.muted.contains(&finding.code);
+    Some(match report.findings.iter().any(is_muted) {
+        true => unmuted(report, model.muted).first_line(),
+        false => report.first_line(),
     })
 }
 

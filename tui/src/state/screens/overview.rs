@@ -304,29 +304,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
             line.push(plain(model.sentence(finding)));
         }
         None if let Some(end) = &report.end => line.push(plain(end.sentence.clone())),
-        None => {
-            let input = &report.input;
-            let mut sentence = match report.verdict {
-                Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
-                Verdict::Running => match report.pending().count() {
-                    // The list of operations may leave out some that a rank still has.
-                    0 if report.ranks.iter().any(|rank| rank.pending > 0) => {
-                        "nothing is overdue".to_owned()
-                    }
-                    0 => "no operation in flight, nothing overdue".to_owned(),
-                    n => format!("{} in flight, none overdue", count(n as u64, "operation")),
-                },
-                _ => match report.silence() {
-                    Some(silence) => silence.to_owned(),
-                    None => "the records do not decide".to_owned(),
-                },
-            };
-            if input.ranks_read < input.ranks_expected {
-                let (read, all) = (input.ranks_read, input.ranks_expected);
-                sentence.push_str(&format!("; {read} of {all} ranks read"));
-            }
-            line.push(plain(sentence));
-        }
+        None => line.push(plain(report.calm())),
     }
     line
 }

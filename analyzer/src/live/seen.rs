@@ -67,8 +67,14 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
         [host] if !host.is_empty() => format!(" on {host}"),
         _ => String::new(),
     };
-    let next =
-        format!("check whether the process is alive{on_host}; its last record is shown as it was");
+    let next = match culprits.len() {
+        1 => format!(
+            "check whether the process is alive{on_host}; its last record is shown as it was"
+        ),
+        _ => format!(
+            "check whether the processes are alive{on_host}; their last records are shown as they were"
+        ),
+    };
     Some(Finding {
         age_ms: Some(age_ms),
         next,
@@ -299,7 +305,12 @@ pub(super) fn library_findings(
              moved for {} s",
             unchanged.as_secs()
         );
-        let next = "take its call stack; NCCL counts launches only, a record shows more".to_owned();
+        let whose = if members.len() == 1 {
+            "its call stack"
+        } else {
+            "their call stacks"
+        };
+        let next = format!("take {whose}; NCCL counts launches only, a record shows more");
         findings.push(Finding {
             confidence: CONFIDENCE_BY_COUNTS,
             next,

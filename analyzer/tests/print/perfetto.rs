@@ -116,6 +116,32 @@ fn pending_operations_reach_to_the_end_and_say_so() {
 }
 
 #[test]
+fn operations_that_the_gloo_recorder_retired_are_neither_failed_nor_pending() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/worker_servers");
+    let (loaded, _) = load_all(&[folder.into()], &LoadOptions::default()).unwrap();
+    let dumps: Vec<_> = loaded.into_iter().map(|loaded| loaded.dump).collect();
+    let mut out = Vec::new();
+    perfetto::write(&dumps, &sample::stuck(), &mut out).unwrap();
+    let trace: Value = serde_json::from_slice(&out).unwrap();
+    let mut slices: BTreeMap<&str, usize> = BTreeMap::new();
+    for slice in events(&trace, "X") {
+        let name = slice["name"].as_str().unwrap();
+        *slices.entry(name).or_default() += 1;
+        let has_length = slice["dur"].as_f64().unwrap() > 0.0;
+        assert_eq!(has_length, name.ends_with("(pending)"), "{slice}");
+    }
+    let expected = [
+        ("all_reduce #1", 4),
+        ("all_reduce #2", 4),
+        ("all_reduce #3", 4),
+        ("all_reduce #4", 4),
+        ("all_reduce #5", 4),
+        ("all_reduce #6 (pending)", 3),
+    ];
+    assert_eq!(slices, BTreeMap::from(expected));
+}
+
+#[test]
 fn root_findings_are_marked_on_the_ranks_at_fault() {
     let trace = trace(Situation::StuckRank, 16);
     // For each mark, the code of the finding and the rank.

@@ -3,14 +3,15 @@
 //! A rank is shown as a process, a group as a thread (as several if its operations overlap), and an operation as a
 //! slice from its issue to its completion, which includes the wait for other ranks. Arrows lead from the member that
 //! arrived last to those that waited for it, and from a send to its receive. A pending operation extends to the end of
-//! the trace and is marked as pending.
+//! the trace and is marked as pending. If it is unknown when an operation completed, its slice is as long as the
+//! measured duration, or has no length.
 //!
 //! Times are the hosts' own wall clocks minus a common origin. If clocks disagree, arrows can point backwards in time.
 
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank, Signature};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::format::GroupNames;
-use rcomm_verdict::{GroupRef, Message, MessageNumbers, Report, Severity, format};
+use rcomm_verdict::{GroupRef, Message, MessageNumbers, Report, Severity, format, retiring_is_all};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -131,10 +132,10 @@ impl Timeline {
 
     /// The time from issue to completion, ns from the origin. If the completion is before the issue (a clock was set
     /// back), the length is 0.
-    fn span(&self, entry: &Entry) -> (i64, i64) {
+    fn span(&self, entry: &Entry, completed: bool) -> (i64, i64) {
         let start = entry.time_created_ns.saturating_sub(self.origin).max(0);
         let end = match entry.time_discovered_completed_ns {
-            0 if entry.state == EntryState::Completed => {
+            0 if completed => {
                 // The operation completed at an unknown time: use the duration, if the backend measured one.
                 let ns = entry.duration_ms.map_or(0.0, |ms| f64::from(ms) * 1e6);
                 start.saturating_add(ns as i64)
@@ -189,7 +190,8 @@ impl Timeline {
             let mut lanes = Lanes::from(tid + 1);
             let mut next_index: BTreeMap<u64, u32> = BTreeMap::new();
             for entry in entries {
-                let (start, end) = self.span(entry);
+                let completed = has_completed(entry, dump.recorder);
+                let (start, end) = self.span(entry, completed);
                 let tid = lanes.lane_for(start, end);
                 let slice = Slice {
                     pid,
@@ -197,7 +199,8 @@ impl Timeline {
                     start,
                     end,
                 };
-                events.slice(&slice, entry, dump.signatures.get(entry.signature as usize))?;
+                let signature = dump.signatures.get(entry.signature as usize);
+                events.slice(&slice, entry, completed, signature)?;
                 if !entry.is_p2p && !entry.op.is_p2p() {
                     let index = next_index.entry(entry.collective_seq_id).or_default();
                     let instance = (group_number, entry.collective_seq_id, *index);
@@ -242,6 +245,15 @@ impl Timeline {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether an operation has completed, as far as this recorder's records show.
+fn has_completed(entry: &Entry, recorder: Recorder) -> bool {
+    match entry.state {
+        EntryState::Scheduled | EntryState::Started => entry.retired && retiring_is_all(recorder),
+        EntryState::Completed => true,
+        EntryState::Failed => false,
     }
 }
 
@@ -405,6 +417,7 @@ impl TraceEvents<'_> {
         &mut self,
         slice: &Slice,
         entry: &Entry,
+        completed: bool,
         signature: Option<&Signature>,
     ) -> io::Result<()> {
         let op = signature.map_or(entry.op.name(), |signature| signature.op_name.as_str());
@@ -413,12 +426,11 @@ impl TraceEvents<'_> {
         } else {
             (entry.collective_seq_id, "collective_seq_id")
         };
-        let pending = entry.state < EntryState::Completed;
-        let name = match (pending, entry.retired || entry.state == EntryState::Failed) {
-            (false, false) => format!("{op} #{seq}"),
-            (true, false) => format!("{op} #{seq} (pending)"),
-            (_, true) if entry.state == EntryState::Completed => format!("{op} #{seq}"),
-            (_, true) => format!("{op} #{seq} (failed)"),
+        let has_failed = entry.retired || entry.state == EntryState::Failed;
+        let name = match (completed, has_failed) {
+            (true, _) => format!("{op} #{seq}"),
+            (false, false) => format!("{op} #{seq} (pending)"),
+            (false, true) => format!("{op} #{seq} (failed)"),
         };
         let mut args = json!({
             "record_id": entry.record_id,

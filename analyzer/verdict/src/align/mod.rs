@@ -27,7 +27,7 @@ mod taken;
 mod workers;
 
 pub use message::{Message, MessageNumbers};
-pub use record::{Extent, MAX_WORLD};
+pub use record::{Extent, MAX_WORLD, retiring_is_all};
 pub use workers::Workers;
 
 pub(crate) use aligned::{Aligned, Alignment, Lane};
@@ -35,5 +35,5 @@ pub(crate) use gloo_world::GlooWorld;
 pub(crate) use membership::{Group, GroupIx, RecordIx, names_newest_only};
 pub(crate) use numbers::{Number, Numbers};
 pub(crate) use presence::{Presence, UnknownReason};
-pub(crate) use record::{position, retiring_is_all};
+pub(crate) use record::position;
 pub(crate) use taken::{EARLY, Taken};

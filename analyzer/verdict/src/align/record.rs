@@ -258,7 +258,7 @@ pub(crate) fn may_leave_out(recorder: Recorder) -> bool {
 }
 
 /// Whether `retired` is this recorder's only sign that an operation has ended.
-pub(crate) fn retiring_is_all(recorder: Recorder) -> bool {
+pub fn retiring_is_all(recorder: Recorder) -> bool {
     recorder == Recorder::NativeGloo
 }
 

@@ -127,8 +127,8 @@ fn operations_that_the_gloo_recorder_retired_are_neither_failed_nor_pending() {
     for slice in events(&trace, "X") {
         let name = slice["name"].as_str().unwrap();
         *slices.entry(name).or_default() += 1;
-        let has_length = slice["dur"].as_f64().unwrap() > 0.0;
-        assert_eq!(has_length, name.ends_with("(pending)"), "{slice}");
+        let has_no_length = slice["dur"].as_f64().unwrap() == 0.0;
+        assert!(has_no_length || name.ends_with("(pending)"), "{slice}");
     }
     let expected = [
         ("all_reduce #1", 4),

@@ -239,8 +239,9 @@ fn a_rank_that_met_the_others_and_did_not_connect_is_named() {
         let context = world_context(store, 0, 2, wiring);
         let factory = CpuFactory::open(&context).unwrap();
         let group = group_context(&context.store, "world", 1, &[0, 1], 0);
-        let soon = Duration::from_millis(200);
-        let error = factory.connect(group, soon.into()).err().unwrap();
+        // Long enough for a loaded machine to come as far as the connections.
+        let timeout = Duration::from_secs(2);
+        let error = factory.connect(group, timeout.into()).err().unwrap();
         assert_eq!(
             (error.kind(), error.ranks()),
             (ErrorKind::Timeout, &[1][..])

@@ -2,9 +2,9 @@
 
     python runtime/python/bench/backend.py [--rounds N]
 
-The cost of a call, collectives on free and on shared cores, training steps of a smaller and a larger model, and what
-PyTorch builds on groups. Takes about five minutes on two free cores. Ends with 1 if a part fails: if losses or results
-on the two backends differ in one bit, among other reasons.
+The cost of a call, collectives on free and on shared cores, training steps of a smaller and a larger model, what
+PyTorch builds on groups, and PyTorch's own tests of backends (suite.py), which take most of the time. Ends with 1 if a
+part fails: if losses or results on the two backends differ in one bit, among other reasons.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ PARTS = [
     ["training.py"],
     ["training.py", "--width", "2048"],
     ["parallel.py"],
+    ["suite.py"],
 ]
+# These repeat nothing.
+ONCE = ("arrays.py", "suite.py")
 
 
 def main() -> None:
@@ -32,7 +35,7 @@ def main() -> None:
     failed = []
     for part in PARTS:
         print(f"\n# {' '.join(part)}", flush=True)
-        rounds = [] if part == ["arrays.py"] else ["--rounds", str(args.rounds)]
+        rounds = [] if part[0] in ONCE else ["--rounds", str(args.rounds)]
         if subprocess.run([sys.executable, folder / part[0], *part[1:], *rounds], check=False).returncode:
             failed.append(" ".join(part))
     if failed:

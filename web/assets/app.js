@@ -76,7 +76,7 @@ function drawNow({ status, report, focus }) {
   unlessHeld("stacks", () => drawStacks(report));
   unlessHeld("ranks", () => drawRanks(report, status, passes, openRank));
   unlessHeld("graph", () => drawGraph(report));
-  if (!state.group) unlessHeld("matrix", () => drawMatrix(focus, namer(report)));
+  if (!state.group) unlessHeld("matrix", () => drawMatrix(focus, namer(report), report));
   if (state.rank != null) byId("rank-facts").replaceChildren(describe(report, state.rank));
   showAge();
   document.body.dataset.number = status.number;
@@ -219,7 +219,7 @@ async function openGroup(group) {
   state.group = group;
   try {
     const focus = await ask("matrix", { group: group.name, rank: group.ranks[0], columns: 32, upload });
-    drawMatrix(focus, namer(state.shown.report));
+    drawMatrix(focus, namer(state.shown.report), state.shown.report);
     if (!again) byId("matrix-title").scrollIntoView({ block: "nearest" });
   } catch (error) {
     byId("note").textContent = error.message;

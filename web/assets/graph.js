@@ -7,13 +7,24 @@ import { namer } from "./tables.js";
 // Three columns fit beside another pane in a window of 1,440 pixels.
 const WIDTH = 196, HEIGHT = 52, GAP_X = 38, GAP_Y = 14, MAX_IN_COLUMN = 10;
 
+/** The ranks whose operation failed because of another rank, if none waits: each as a wait for the ranks at fault.
+ * @param {object} report */
+function failures({ findings, ranks }) {
+  const cause = findings.find((f) => f.severity === "error" && f.caused_by == null);
+  if (!cause?.group || cause.seq == null || cause.culprit_ranks.length === 0) return [];
+  const { group, op, seq, seq_kind: kind, culprit_ranks: on } = cause;
+  const failed = ranks.filter((row) => row.failure != null && row.pending === 0 && group.ranks.includes(row.rank) && !on.includes(row.rank));
+  return failed.map(({ rank }) => ({ rank, on, group, op: op ?? "operation", seq, seq_kind: kind }));
+}
+
 /** Groups waiting ranks into boxes; each box lists the boxes that it waits for. @param {object} report */
 export function boxes(report) {
   const name = namer(report);
+  const waits = report.waits.length > 0 ? report.waits : failures(report);
   const byOperation = new Map();
-  const waiters = new Set(report.waits.map((wait) => wait.rank));
+  const waiters = new Set(waits.map((wait) => wait.rank));
   const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null).flatMap((f) => f.culprit_ranks));
-  for (const wait of report.waits) {
+  for (const wait of waits) {
     // A rank at fault that waits, too, shares no box with ranks that wait in the same operation.
     const key = `${blamed.has(wait.rank)} ${wait.group.name} ${wait.group.ranks[0]} ${wait.seq_kind} ${wait.seq} ${wait.op}`;
     const box = byOperation.get(key) ?? { ranks: [], on: new Set(), title: `${wait.op} #${wait.seq}`, text: name(wait.group), kind: "waits" };
@@ -37,7 +48,11 @@ export function boxes(report) {
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
   const failed = new Set(report.ranks.filter((rank) => rank.failure != null && rank.pending === 0).map((rank) => rank.rank));
-  for (const box of all) if (box.kind === "waits" && box.ranks.every((rank) => failed.has(rank))) box.title = box.on.size === 0 ? "failed" : `${box.title} failed`;
+  for (const box of all) {
+    if (box.kind !== "waits" || !box.ranks.every((rank) => failed.has(rank))) continue;
+    box.failed = true;
+    box.title = box.on.size === 0 ? "failed" : `${box.title} failed`;
+  }
   const boxesOfRank = new Map();
   all.forEach((box, i) => box.ranks.forEach((rank) => boxesOfRank.set(rank, [...(boxesOfRank.get(rank) ?? []), i])));
   for (const box of all) box.before = [...new Set([...box.on].flatMap((rank) => boxesOfRank.get(rank) ?? []))];
@@ -108,7 +123,7 @@ export function drawGraph(report) {
   all.forEach((box, i) => {
     if (!place[i].shown) return;
     const { x, y } = place[i];
-    svg.append(draw("g", { class: `box ${box.kind}` },
+    svg.append(draw("g", { class: `box ${box.kind}${box.failed ? " failed" : ""}` },
       draw("title", {}, `${box.kind === "root" ? "root cause: " : ""}${ranksInWords(box.ranks)}: ${box.title}${box.on.size > 0 ? " on " : "; "}${box.text}`),
       draw("rect", { x, y, width: WIDTH, height: HEIGHT, rx: 4 }),
       draw("text", { x: x + 9, y: y + 18, class: "head" }, cut(`${box.kind === "root" ? "! " : ""}${box.ranks.length === 1 ? "rank" : `${box.ranks.length} ranks`} ${rankSet(box.ranks, 3)}`)),

@@ -11,16 +11,16 @@ const shownJob = (jobs) => jobs.find((job) => (named ? job.name === named : job.
 /** Whether the line counts a job: it has a live process, or is in trouble. */
 const counts = (job) => job.alive > 0 || job.in_trouble;
 
-/** The line about the jobs that the page does not show: `4 other jobs on this node, 1 stuck, 2 over`; empty if there are none.
- * @param {object[]} jobs */
+/** The line about the jobs that the page does not show, in parts: `4 other jobs on this node`, `, 1 stuck`, `, 2 over`; empty
+ * if there are none. @param {object[]} jobs @returns {(string|Node)[]} */
 function others(jobs) {
   const rest = jobs.filter((job) => job !== shownJob(jobs) && counts(job));
-  if (rest.length === 0) return "";
-  let line = `${rest.length} other ${rest.length === 1 ? "job" : "jobs"} on this node`;
+  if (rest.length === 0) return [];
+  const line = [`${rest.length} other ${rest.length === 1 ? "job" : "jobs"} on this node`];
   // A job without a process hangs no more, whatever its record shows. The list begins with the jobs in trouble.
   const alive = rest.filter((job) => job.alive > 0), worst = alive[0];
-  if (worst?.in_trouble) line += `, ${alive.filter((job) => job.word === worst.word).length} ${worst.word}`;
-  if (alive.length < rest.length) line += `, ${rest.length - alive.length} over`;
+  if (worst?.in_trouble) line.push(", ", make("b", { class: worst.word }, `${alive.filter((job) => job.word === worst.word).length} ${worst.word}`));
+  if (alive.length < rest.length) line.push(`, ${rest.length - alive.length} over`);
   return line;
 }
 
@@ -43,7 +43,8 @@ function drawJobs(jobs) {
   listed = jobs;
   byId("jobs").hidden = byId("jobs-link").hidden = jobs.length === 0;
   const line = others(jobs);
-  if (byId("others").textContent !== line) byId("others").replaceChildren(make("a", { href: "#jobs" }, line));
+  const link = make("a", { href: "#jobs" }, ...line);
+  if (byId("others").textContent !== link.textContent) byId("others").replaceChildren(...(line.length > 0 ? [link] : []));
   fillTable(byId("jobs-table"), ["job", "verdict", "alive", "started", "first line"], jobs.map((job) => {
     const name = job === shownJob(jobs) ? make("b", {}, job.name)
       : make("a", { href: job.shown ? "/" : `/?job=${encodeURIComponent(job.name)}` }, job.name);

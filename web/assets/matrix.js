@@ -4,15 +4,23 @@ import { byId, make, rankSet } from "./format.js";
 
 const CELLS = {
   completed: ["C", "completed"], started: ["S", "started"], queued: ["Q", "queued"], never_issued: ["–", "never issued"],
+  not_yet: ["–", "not yet issued"],
   mismatch: ["X", "mismatch"], failed: ["F", "failed"], lost: ["*", "lost from the ring"], no_record: ["?", "no record"],
 };
 
 let drawn;
 
+/** Whether two groups are the same one. @param {object} one @param {object} other */
+const same = (one, other) => one.name === other.name && one.ranks.join() === other.ranks.join();
+
 /** Draws at most 64 rows of the matrix, unless it is the one on display.
- * @param {?object} focus @param {(group: object) => string} name */
-export function drawMatrix(focus, name) {
-  const form = JSON.stringify(focus);
+ * @param {?object} focus @param {(group: object) => string} name @param {object} report of the same snapshot */
+export function drawMatrix(focus, name, report) {
+  const pending = focus ? report.in_flight.filter((i) => i.seq_kind === "collective_seq_id" && same(i.group, focus.group)) : [];
+  // Members that have not issued an operation that is not overdue may be on their way.
+  const early = new Set(pending.filter((i) => !i.overdue && i.state !== "failed").map((i) => i.seq));
+  const newest = focus && report.groups.find((g) => same(g.group, focus.group))?.last_seq;
+  const form = JSON.stringify([focus, [...early], newest]);
   if (form === drawn) return;
   drawn = form;
   byId("matrix-title").textContent = focus ? `Group ${name(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
@@ -27,13 +35,15 @@ export function drawMatrix(focus, name) {
   const rows = focus.rows.slice(0, 64).map((row) => make("tr", {},
     make("th", { scope: "row" }, rankSet(row.ranks, 3)),
     ...row.cells.map((cell, i) => {
-      const [glyph, words] = CELLS[cell];
-      seen.add(cell);
-      return make("td", { class: `cell ${cell}`, title: `#${focus.seqs[i]} ${focus.ops[i]}: ${words} on ${rankSet(row.ranks)}` }, glyph);
+      const kind = cell === "never_issued" && early.has(focus.seqs[i]) ? "not_yet" : cell;
+      const [glyph, words] = CELLS[kind];
+      seen.add(kind);
+      return make("td", { class: `cell ${kind}`, title: `#${focus.seqs[i]} ${focus.ops[i]}: ${words} on ${rankSet(row.ranks)}` }, glyph);
     })));
   const legend = Object.entries(CELLS).filter(([name]) => seen.has(name)).map(([, [glyph, words]]) => `${glyph} ${words}`).join("   ");
+  const later = (newest ?? 0) - focus.seqs.at(-1);
   byId("matrix").replaceChildren(
     // The style sheet keeps the newest columns visible.
     make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
-    make("p", { class: "empty" }, `${legend}   newest on the right; point at a number for its operation`));
+    make("p", { class: "empty" }, `${legend}   ${later > 0 ? `${later} later not shown` : "newest on the right"}; point at a number for its operation`));
 }

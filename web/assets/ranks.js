@@ -4,7 +4,7 @@ import { age, byId, make, percent, rankSet } from "./format.js";
 
 const STATES = {
   root: ["!", "at fault"], unread: ["-", "no record"], silent: ["?", "silent"],
-  waits: ["w", "waits"], failed: ["x", "failed"], late: ["~", "late"], ok: ["·", "ok"],
+  waits: [".", "waits"], failed: ["x", "failed"], late: ["~", "late"], ok: ["#", "ok"],
 };
 /** What a cell's shade can show. The lower limits of the shades (`steps`) are those of rcomm-top. */
 const METRICS = {

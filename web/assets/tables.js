@@ -37,6 +37,10 @@ export function namer(report) {
   };
 }
 
+/** An age in a table. That of an overdue operation grows until the next snapshot; of the others, most end before.
+ * @param {?number} ms @param {boolean} overdue */
+const ageCell = (ms, overdue) => make("span", { "data-age": overdue ? ms ?? "" : "" }, age(ms));
+
 /** Whether equal operations of groups with the same description have a row each. */
 let unfolded = false;
 
@@ -55,7 +59,7 @@ function foldEqual(rows) {
 /** Draws the table of operations in flight. @param {object} report */
 export function drawInFlight(report, passes, problemsOnly) {
   const name = namer(report);
-  const isProblem = (i) => i.state === "failed" || i.overdue && i.state !== "running";
+  const isProblem = (i) => i.state === "failed" || i.overdue && !["running", "queued"].includes(i.state);
   const wanted = report.in_flight.filter((row, index) => passes("in_flight", index) && (!problemsOnly || isProblem(row)));
   const folds = foldEqual(wanted);
   const shown = folds.slice(0, MAX_ROWS);
@@ -71,10 +75,10 @@ export function drawInFlight(report, passes, problemsOnly) {
       // An operation that has failed grows no older.
       const oldest = i.state === "failed" ? null : fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
       const sameError = i.error && fold.every((row) => row.error === i.error) ? i.error : "";
-      const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} ${i.missing.length === 1 ? "rank" : "ranks"} each` : "")
-        : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
-      return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
-        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.seq_kind === "p2p_seq_id" ? Math.max(2, i.joined.length) : i.group.ranks.length}`, i.state.replace("_", " "), missing];
+      const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} ${i.missing.length === 1 ? "rank" : "ranks"} of each` : "")
+        : [i.error, i.missing.length > 0 ? ranksInWords(i.missing) : "", i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
+      return [ageCell(oldest, i.overdue), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
+        i.seq, i.op, i.least_bytes == null ? size(i.bytes) : `${size(i.least_bytes)} or ${size(i.bytes)}`, `${i.joined.length}/${i.seq_kind === "p2p_seq_id" ? Math.max(2, i.joined.length) : i.group.ranks.length}`, i.state.replace("_", " "), missing];
     }), report.in_flight.length === 0 ? "Nothing is pending."
       : "No operation to show: the filter or “problems only” hides them.", folds.length - shown.length);
 }
@@ -86,16 +90,19 @@ export function drawGroups(report, passes, problemsOnly, open) {
   const key = (group) => `${group.ranks[0]} ${group.name}`;
   const troubled = new Set(report.in_flight.filter((i) => i.overdue || i.state === "failed").map((i) => key(i.group)));
   const passesHere = (section, index) => passes(section, index) && (!problemsOnly || troubled.has(key(report.groups[index].group)));
-  // Groups in trouble come first; tp_2 comes before tp_10.
-  const order = (a, b) => troubled.has(key(b.group)) - troubled.has(key(a.group))
+  const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null && f.group).map((f) => key(f.group)));
+  const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
+  // The groups that findings name come first, then others in trouble; tp_2 comes before tp_10.
+  const order = (a, b) => blamed.has(key(b.group)) - blamed.has(key(a.group))
+    || troubled.has(key(b.group)) - troubled.has(key(a.group))
     || byName.compare(name(a.group), name(b.group));
   const { shown, more } = passing(report.groups, "groups", passesHere, order);
   fillTable(byId("groups"),
-    ["group", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
+    ["group", "ranks", "ranks read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [
-      make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, name(g.group)),
+      make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, blamed.has(key(g.group)) ? `! ${name(g.group)}` : name(g.group)),
       g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight,
-      age(g.oldest_ms), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
+      ageCell(g.oldest_ms, overdue.has(key(g.group))), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
     ]), "No group to show: none is recorded, or the filter or “problems only” hides them.", more);
 }
 

@@ -59,9 +59,7 @@ export async function refresh(query = {}) {
   try {
     drawn = await ask("timeline", { seconds: wanted.seconds, filter: wanted.filter, upload: wanted.upload });
     view = firstRange(drawn);
-    kinds = [];
-    kindsKnown = [];
-    for (const lane of drawn.lanes) for (const slice of lane.slices) if (kinds.length < COLORS.length) kindOf(slice);
+    addKinds();
     drawLegend();
     byId("timeline-note").textContent = drawn.omitted > 0 ? `${drawn.omitted} older operations not shown: narrow the filter` : "";
     paint();
@@ -121,7 +119,7 @@ export function paint() {
     context.fillStyle = text;
     context.fillText(`${lane.rank} ${lane.host}`, 6, y + laneHeight / 2, LEFT - 10);
     const dense = new Dense(lane, width);
-    dense.draw(context, y);
+    dense.draw(context, y, bad);
     for (const slice of lane.slices) {
       if (dense.holds(slice)) continue;
       const end = endOf(slice, lane);
@@ -129,20 +127,20 @@ export function paint() {
       const left = Math.max(LEFT, x(slice.start, width)), right = Math.min(width - 8, x(end, width));
       const wide = Math.max(1, right - left);
       context.fillStyle = COLORS[kindOf(slice) % COLORS.length];
-      if (slice.length == null) {
-        // An operation without a recorded end is translucent, with an outline.
-        context.globalAlpha = 0.25;
-        context.fillRect(left, y + 2, wide, laneHeight - 4);
-        context.globalAlpha = 1;
+      // An operation without a recorded end is translucent; such a one, and one that has failed, has an outline.
+      const outlined = slice.length == null || slice.state === "failed";
+      context.globalAlpha = slice.length == null ? 0.25 : 1;
+      context.fillRect(left, y + 3, wide, laneHeight - 6);
+      context.globalAlpha = 1;
+      if (outlined) {
         context.strokeStyle = bad;
-        context.lineWidth = 1.5;
+        context.lineWidth = slice.length == null ? 1.5 : 3;
         context.strokeRect(left + 0.5, y + 2.5, Math.max(1, wide - 1), laneHeight - 5);
-      } else {
-        context.fillRect(left, y + 3, wide, laneHeight - 6);
       }
       const call = `${drawn.ops[slice.op]} #${slice.seq}`;
       const fate = slice.state === "failed" ? " failed" : slice.length != null ? "" : lane.end != null ? " not ended" : " pending";
-      const names = [`${call} ${drawn.groups[slice.group]}${fate}`, `${call}${fate}`];
+      const long = fate === " pending" && slice.graph_id == null ? ` ${describeState(slice, lane)}` : fate;
+      const names = [`${call} ${drawn.groups[slice.group]}${long}`, `${call}${long}`, `${call}${fate}`];
       const name = wide > 40 ? names.find((text) => context.measureText(text).width <= wide - 8) : undefined;
       if (name) {
         context.fillStyle = slice.length == null ? text : INKS[kindOf(slice) % INKS.length];
@@ -163,21 +161,30 @@ export function timeOfDay(us, tick) {
  * @param {object} slice @param {object} lane */
 const endOf = (slice, lane) => (slice.length == null ? Math.max(slice.start, lane.end ?? drawn.length) : slice.start + slice.length);
 
-/** The operations by kind of group, in the order in which they were first seen. @type {string[]} */
-let kinds = [];
+/** The operations by kind of group. One keeps its place, and so its color, as long as the page is open; those of the same
+ * answer are in the order of their names. @type {string[]} */
+const kinds = [];
 /** The index in `kinds`, by operation and group; filled when it is first needed. @type {number[]} */
 let kindsKnown = [];
+const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 /** The index of an operation's kind: the name of the operation with the name of its group, less the number at the end of
  * the latter. @param {object} slice */
-const kindOf = (slice) => (kindsKnown[slice.op * drawn.groups.length + slice.group] ??= findKind(slice));
+const kindOf = (slice) => (kindsKnown[slice.op * drawn.groups.length + slice.group] ??= kinds.indexOf(kindName(slice)));
 
-/** Finds the index of an operation's kind, and adds a kind that is new. @param {object} slice */
-function findKind(slice) {
+/** The name of an operation's kind. @param {object} slice */
+function kindName(slice) {
   const group = (drawn.groups[slice.group] ?? "").replace(/ of [\d,+-]+$/, "");
-  const name = `${drawn.ops[slice.op]} on ${group.replace(/[\d_/-]+$/, "") || group}`;
-  const known = kinds.indexOf(name);
-  return known >= 0 ? known : kinds.push(name) - 1;
+  return `${drawn.ops[slice.op]} on ${group.replace(/[\d_/-]+$/, "") || group}`;
+}
+
+/** Adds the kinds of the answer on display that are new. */
+function addKinds() {
+  kindsKnown = [];
+  const one = new Map();
+  for (const { slices } of drawn.lanes) for (const slice of slices) one.set(slice.op * drawn.groups.length + slice.group, slice);
+  const names = new Set([...one.values()].map(kindName));
+  kinds.push(...[...names].filter((name) => !kinds.includes(name)).sort(byName));
 }
 
 /** Names the colors below the timeline. */
@@ -187,7 +194,7 @@ function drawLegend() {
     key.style.background = COLORS[index];
     return make("span", { class: "kind" }, key, name);
   });
-  byId("timeline-kinds").replaceChildren(...shown);
+  byId("timeline-kinds").replaceChildren(...shown, "outlined: failed; pale and outlined: not ended");
 }
 
 /** Operations of a lane that are narrower than this many pixels are drawn together: as bars whose height is the share of
@@ -200,7 +207,7 @@ class Dense {
   /** @param {object} lane @param {number} width */
   constructor(lane, width) {
     this.perPixel = (view.to - view.from) / (width - LEFT - 8);
-    /** @type {Map<number, {share: number, kind: number, longest: number}>} */
+    /** @type {Map<number, {share: number, kind: number, longest: number, failed: boolean}>} */
     this.columns = new Map();
     for (const slice of lane.slices) if (this.holds(slice) && slice.start <= view.to && slice.start + slice.length >= view.from) this.add(slice, width);
   }
@@ -213,20 +220,22 @@ class Dense {
     const left = x(slice.start, width), right = x(slice.start + slice.length, width);
     for (let px = Math.floor(left); px <= Math.floor(right); px += 1) {
       const covered = Math.min(right, px + 1) - Math.max(left, px);
-      const column = this.columns.get(px) ?? { share: 0, kind: 0, longest: -1 };
+      const column = this.columns.get(px) ?? { share: 0, kind: 0, longest: -1, failed: false };
       column.share += covered;
+      column.failed ||= slice.state === "failed";
       if (slice.length > column.longest) { column.longest = slice.length; column.kind = kindOf(slice); }
       this.columns.set(px, column);
     }
   }
 
-  /** Draws the bars. @param {CanvasRenderingContext2D} context @param {number} y the top of the lane */
-  draw(context, y) {
-    for (const [px, { share, kind }] of this.columns) {
+  /** Draws the bars. @param {CanvasRenderingContext2D} context @param {number} y the top of the lane
+   * @param {string} bad the color of what has failed */
+  draw(context, y, bad) {
+    for (const [px, { share, kind, failed }] of this.columns) {
       if (px < LEFT) continue;
       // At least two pixels, so that no operation disappears.
       const high = Math.max(2, Math.min(1, share) * (laneHeight - 6));
-      context.fillStyle = COLORS[kind % COLORS.length];
+      context.fillStyle = failed ? bad : COLORS[kind % COLORS.length];
       context.fillRect(px, y + laneHeight - 3 - high, 1, high);
     }
   }

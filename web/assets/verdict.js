@@ -187,7 +187,9 @@ export function drawFindings(report, passes) {
     }
     return element;
   });
-  const none = make("p", { class: "empty" }, "No findings to show.");
+  const notes = report.problems.length;
+  const link = make("a", { href: "#problems" }, `${notes} ${notes === 1 ? "note" : "notes"} on the job and its records`);
+  const none = make("p", { class: "empty" }, "No findings to show.", ...(notes > 0 ? [" ", link] : []));
   byId("findings").replaceChildren(...(articles.length > 0 ? articles : [none]));
   const problems = report.problems.slice(0, 100).map((problem) => make("li", {}, `${problem.code} ${problem.path}: ${problem.sentence}`));
   byId("problems").replaceChildren(...(problems.length > 0

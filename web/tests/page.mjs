@@ -167,7 +167,7 @@ const firstGroup = await page.evaluate(async () => {
   const { drawGroups } = await import("/assets/tables.js");
   const groups = Array.from({ length: 300 }, (_, index) => ({ group: { name: `pair_${index}`, desc: "", ranks: [index, index + 1] } }));
   const pending = { ...groups[299], overdue: true };
-  drawGroups({ groups, in_flight: [pending] }, () => true, false, () => {});
+  drawGroups({ groups, in_flight: [pending], findings: [] }, () => true, false, () => {});
   return document.querySelector("#groups tbody tr").textContent;
 });
 assert.match(firstGroup, /^pair_299/);
@@ -199,7 +199,7 @@ const rows = await page.evaluate(async () => {
   drawInFlight({ groups: [], in_flight: [row("pp_1", [0, 1]), row("pp_2", [2, 3]), message] }, () => true, false);
   return [...document.querySelectorAll("#flight tr")].map((tr) => [...tr.children].map((cell) => cell.textContent).slice(5).join(" "));
 });
-assert.deepEqual(rows, ["joined state missing or error", "1/2 failed rank 9 is gone", "1/2 half open 5"]);
+assert.deepEqual(rows, ["joined state missing or error", "1/2 failed rank 9 is gone", "1/2 half open rank 5"]);
 const title = await page.evaluate(async () => {
   const { drawInFlight } = await import("/assets/tables.js");
   const failed = { group: { name: "tp", desc: "tp", ranks: [0, 1] }, op: "all_reduce", seq: 6, state: "failed", joined: [0], missing: [1], unknown: [], bytes: 8, age_ms: 1 };
@@ -207,6 +207,68 @@ const title = await page.evaluate(async () => {
   return document.querySelector("#flight-title").textContent;
 });
 assert.match(title, /^In flight or failed/);
+// A group that a finding names comes before others in trouble, and only the ages of overdue operations grow.
+const cells = await page.evaluate(async () => {
+  const { drawGroups, drawInFlight } = await import("/assets/tables.js");
+  const group = (name) => ({ name, desc: "", ranks: [0, 1] });
+  const row = (name, overdue) => ({ group: group(name), op: "all_reduce", seq: 6, seq_kind: "collective_seq_id", state: "waiting", joined: [0], missing: [1], unknown: [], bytes: 262144, age_ms: 104, overdue });
+  const report = { groups: ["a", "b"].map((name) => ({ group: group(name), oldest_ms: 104 })), in_flight: [row("a", false), { ...row("b", true), least_bytes: 131072 }],
+    findings: [{ severity: "error", caused_by: null, group: group("b"), culprit_ranks: [1] }] };
+  drawGroups(report, () => true, false, () => {});
+  drawInFlight(report, () => true, false);
+  const of = (selector, at) => [...document.querySelectorAll(selector)].map(at);
+  return { first: document.querySelector("#groups tbody td").textContent, missing: of("#flight tbody tr", (tr) => tr.lastChild.textContent), sizes: of("#flight tbody tr", (tr) => tr.cells[4].textContent),
+    ages: [of("#groups [data-age]", (it) => it.dataset.age), of("#flight [data-age]", (it) => it.dataset.age)] };
+});
+assert.deepEqual(cells, { first: "! b", missing: ["rank 1", "rank 1"], sizes: ["256 KiB", "128 KiB or 256 KiB"], ages: [["104", ""], ["", "104"]] });
+// A rank that has not issued a collective yet is not accused before that is overdue; columns that are left out are counted.
+const classes = await page.evaluate(async () => {
+  const { drawMatrix } = await import("/assets/matrix.js");
+  const group = { name: "tp", desc: "tp", ranks: [0, 1] };
+  const focus = { group, seqs: [6], ops: ["all_reduce"], rows: [{ ranks: [0], cells: ["started"] }, { ranks: [1], cells: ["never_issued"] }] };
+  return [false, true].map((overdue) => {
+    drawMatrix(focus, () => "tp", { groups: [{ group, last_seq: 8 }], in_flight: [{ group, seq: 6, seq_kind: "collective_seq_id", state: "waiting", overdue }] });
+    return [...document.querySelectorAll("#matrix .cell")].map((cell) => cell.className).join() + (/2 later not shown/.test(document.querySelector("#matrix").textContent) ? "" : "?");
+  });
+});
+assert.deepEqual(classes, ["cell started,cell not_yet", "cell started,cell never_issued"]);
+// Ranks that failed because of another are drawn, also if none waits any more.
+const fallen = await page.evaluate(async () => {
+  const { boxes } = await import("/assets/graph.js");
+  const group = { name: "tp", desc: "tp", ranks: [0, 1] };
+  const ranks = [0, 1].map((rank) => ({ rank, failure: "mismatch", pending: 0 }));
+  const findings = [{ severity: "error", caused_by: null, culprit_ranks: [1], group, op: "all_reduce", seq: 6, seq_kind: "collective_seq_id" }];
+  return boxes({ groups: [{ group }], findings, ranks, waits: [] }).map((box) => `${box.kind} ${box.ranks} ${box.failed ?? false}: ${box.title}`);
+});
+assert.deepEqual(fallen, ["root 1 false: waited for", "waits 0 true: all_reduce #6 failed"]);
+// A kind of operation keeps its color when others come and go, and an operation that failed has the color of failures.
+await page.locator("#timeline").scrollIntoViewIfNeeded();
+await page.mouse.move(0, 0);
+const drawings = await page.evaluate(async () => {
+  const { refresh } = await import("/assets/timeline.js");
+  const { color } = await import("/assets/format.js");
+  const real = window.fetch;
+  const slice = (group, state) => ({ op: 0, group, seq: 6, start: 100, length: 800, state });
+  const show = async (groups, state) => {
+    const lanes = [{ rank: 0, host: "n0", end: null, slices: groups.map((_, index) => slice(index, state)) }];
+    const answer = { origin_ns: "0", length: 1000, groups, ops: ["all_reduce"], lanes, omitted: 0 };
+    window.fetch = async (url) => (String(url).includes("timeline") ? new Response(JSON.stringify(answer)) : real(url));
+    await refresh({ seconds: 10 });
+    const swatch = [...document.querySelectorAll("#timeline-kinds .kind")].find((kind) => kind.textContent.endsWith("on made_up"));
+    const canvas = document.getElementById("timeline-canvas");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const [r, g, b] = color("--bad").match(/\d+/g).map(Number);
+    let failed = 0;
+    for (let i = 0; i < data.length; i += 4) failed += data[i] === r && data[i + 1] === g && data[i + 2] === b;
+    return { color: swatch?.querySelector(".swatch").style.background, failed: failed > 100 };
+  };
+  try {
+    return [await show(["aside", "made_up"], "completed"), await show(["made_up"], "failed")];
+  } finally { window.fetch = real; }
+});
+assert.ok(drawings[0].color, "the kind is named");
+assert.equal(drawings[0].color, drawings[1].color);
+assert.deepEqual(drawings.map(({ failed }) => failed), [false, true]);
 printLine("made-up reports: ok");
 
 // On a phone, too, nothing moves while the page loads, and the labels of ages in the history have room.

@@ -4,6 +4,7 @@
 mod difference;
 mod html;
 mod human;
+mod in_flight;
 mod json;
 mod matrix;
 mod perfetto;

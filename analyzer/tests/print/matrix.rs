@@ -3,6 +3,7 @@
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{GroupRef, Policy, analyze};
+use rcomm_recorder::model::{Entry, EntryState};
 
 /// The last five operations of a group in a simulated job of 16 ranks, 10 s after the fault.
 fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
@@ -18,7 +19,8 @@ fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix
         desc: desc.into(),
         ranks: group.info.ranks.clone(),
     };
-    matrix((0..).zip(&dumps), &group, &[], 5, rows)
+    let report = analyze(&dumps, &Policy::default());
+    matrix((0..).zip(&dumps), &group, &report, 5, rows)
 }
 
 /// The letter of each cell.
@@ -64,7 +66,8 @@ fn an_overwritten_entry_is_lost_and_not_missing() {
     };
     let overwritten = dumps[0].entries.len() - 3;
     dumps[0].entries.drain(..overwritten);
-    let matrix = matrix((0..).zip(&dumps), &group, &[], 6, Rows::Each);
+    let report = analyze(&dumps, &Policy::default());
+    let matrix = matrix((0..).zip(&dumps), &group, &report, 6, Rows::Each);
     assert!(letters(&matrix.rows[0]).starts_with('*'));
     assert!(letters(&matrix.rows[1]).starts_with('C'));
 }
@@ -78,7 +81,8 @@ fn a_member_without_a_record_is_shown_as_such() {
         desc: "tp".into(),
         ranks: [0, 1].into(),
     };
-    let matrix = matrix([(0, &dumps[0])], &group, &[], 3, Rows::Each);
+    let report = analyze(&dumps[..1], &Policy::default());
+    let matrix = matrix([(0, &dumps[0])], &group, &report, 3, Rows::Each);
     assert_eq!(letters(&matrix.rows[1]), "???");
 }
 
@@ -111,8 +115,8 @@ fn a_call_whose_size_does_not_fit_is_a_mismatch_though_its_operation_is_that_of_
     last.signature = dump.signatures.len() as u32;
     let seq = last.collective_seq_id;
     dump.signatures.push(signature);
-    let findings = analyze(&dumps, &Policy::default()).findings;
-    let matrix = matrix((0..).zip(&dumps), &group, &findings, 5, Rows::Each);
+    let report = analyze(&dumps, &Policy::default());
+    let matrix = matrix((0..).zip(&dumps), &group, &report, 5, Rows::Each);
     let column = matrix.seqs.iter().position(|&shown| shown == seq);
     let column = column.expect("the call is among the newest");
     let letters: String = matrix
@@ -120,6 +124,43 @@ fn a_call_whose_size_does_not_fit_is_a_mismatch_though_its_operation_is_that_of_
         .iter()
         .map(|row| row.cells[column].letter())
         .collect();
-    assert_eq!(letters.find('X'), Some(3), "{letters} {findings:?}");
+    assert_eq!(
+        letters.find('X'),
+        Some(3),
+        "{letters} {:?}",
+        report.findings
+    );
     assert_eq!(letters.matches('X').count(), 1, "{letters}");
+}
+
+#[test]
+fn the_columns_include_the_oldest_unfinished_collective() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let mut dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
+    let group = GroupRef {
+        name: "dp_5".into(),
+        desc: "dp".into(),
+        ranks: [5, 13].into(),
+    };
+    // Rank 5, which waits for rank 13, has issued twelve more.
+    let dump = &mut dumps[5];
+    let mut groups = dump.groups.iter();
+    let index = groups.position(|known| known.info.name == "dp_5");
+    let index = index.expect("the simulation has this group") as u32;
+    let last = dump.entries.iter().rfind(|entry| entry.group == index);
+    let last = last.expect("the rank waits on it").clone();
+    for ahead in 1..=12 {
+        let record_id = dump.entries.last().map_or(0, |entry| entry.record_id) + 1;
+        dump.entries.push(Entry {
+            record_id,
+            collective_seq_id: last.collective_seq_id + ahead,
+            state: EntryState::Scheduled,
+            ..last.clone()
+        });
+    }
+    let report = analyze(&dumps, &Policy::default());
+    let matrix = matrix((0..).zip(&dumps), &group, &report, 5, Rows::Each);
+    assert_eq!(matrix.seqs[2], last.collective_seq_id);
+    let rows: Vec<_> = matrix.rows.iter().map(letters).collect();
+    assert_eq!(rows, ["CCSQQ", "CC---"]);
 }

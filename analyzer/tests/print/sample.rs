@@ -93,6 +93,7 @@ fn instance() -> InstanceReport {
         seq_kind: SeqKind::CollectiveSeqId,
         op: "all_reduce".into(),
         bytes: 536_870_912,
+        least_bytes: None,
         joined: vec![1, 5],
         missing: vec![6],
         unknown: vec![],

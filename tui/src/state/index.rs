@@ -170,6 +170,13 @@ pub(super) fn head_of(report: &Report, muted: &BTreeSet<Code>) -> Option<usize> 
     Some(at)
 }
 
+/// The first rank that a finding calls late; `None` without such a finding, or if it is muted.
+pub(super) fn late(report: &Report, muted: &BTreeSet<Code>) -> Option<Rank> {
+    let findings = report.findings.iter();
+    let mut late = findings.filter(|it| it.code == Code::W220 && !muted.contains(&it.code));
+    late.find_map(|finding| finding.culprit_ranks.first().copied())
+}
+
 /// Age in ms, at the time of the snapshot, of the operation that a finding is about. If that age is unknown or the
 /// operation is not pending, the largest age of a blocked operation; `None` if no operation is blocked.
 pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {

@@ -501,6 +501,10 @@ impl State {
     /// last read is recent enough or has not ended, or if there is nothing to read.
     pub fn due_process_facts(&mut self) -> Option<Command> {
         let mut ranks = self.index.roots().to_vec();
+        if ranks.is_empty() {
+            let shown = self.history.shown();
+            ranks.extend(shown.and_then(|it| index::late(&it.report, &self.muted)));
+        }
         if let Screen::Rank(rank) = self.screen() {
             ranks.insert(0, *rank);
         }

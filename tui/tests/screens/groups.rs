@@ -2,13 +2,14 @@
 
 use super::common::{press, recorded, showing, with_reducer_steps};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Report, SeqKind};
+use rcomm_analyzer::{Code, InstanceState, Report, SeqKind};
 use rcomm_top::state::event::Event;
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::update;
 use rcomm_top::view::text;
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[test]
 fn pending_messages_of_a_group_are_counted() {
@@ -62,15 +63,132 @@ fn groups_that_share_a_label_are_distinguished_by_their_ranks() {
 }
 
 #[test]
-fn a_folded_row_has_the_mark_of_its_worst_rank() {
-    // All ranks have completed the same collectives, so they share a row. The ranks of one host, which is not the
-    // first, are late in every step.
+fn ranks_that_are_late_do_not_share_a_row_with_others() {
+    // All ranks have completed the same, and those of one host, not the first, are late in every step.
     let mut state = showing(recorded(Situation::Straggler), (120, 40));
     press(&mut state, "2<enter>");
     let screen = text::of(&state);
-    let row = screen.lines().find(|line| line.contains(" x32 "));
+    let late = screen.lines().find(|line| line.starts_with("~ "));
+    assert!(late.is_some_and(|row| row.contains(" x8 ")), "{screen}");
+    let others = screen.lines().find(|line| line.contains(" x24 "));
     assert!(
-        row.is_some_and(|row| row.starts_with("~ 0-31 ")),
+        others.is_some_and(|row| row.starts_with("  0-7,")),
+        "{screen}"
+    );
+}
+
+#[test]
+fn heads_of_columns_are_whole_and_include_the_oldest_pending_operation() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let report = Arc::make_mut(&mut snapshot.report);
+    // As if a collective 20 before the newest were pending.
+    let index = report.in_flight.iter().position(|it| it.group.desc == "dp");
+    let index = index.expect("the accused group waits");
+    report.in_flight[index].seq -= 20;
+    let (seq, group) = {
+        let instance = &report.in_flight[index];
+        (instance.seq, instance.group.clone())
+    };
+    report
+        .in_flight
+        .retain(|it| it.group != group || it.seq == seq);
+    let mut state = showing(snapshot, (80, 24));
+    press(&mut state, "2");
+    press(&mut state, "<enter>");
+    let screen = text::of(&state);
+    let head = screen
+        .lines()
+        .find(|line| line.contains(" rank ") && line.contains(" host"));
+    let head = head.expect("the matrix has headings");
+    for seq in seq - 2..=seq {
+        let is_whole = |word: &str| word == seq.to_string();
+        assert!(head.split_whitespace().any(is_whole), "{seq}: {screen}");
+    }
+    assert!(screen.contains(&format!(" of {}", seq + 20)), "{screen}");
+}
+
+#[test]
+fn a_collective_that_is_not_overdue_is_not_yet_issued() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let report = Arc::make_mut(&mut snapshot.report);
+    for instance in &mut report.in_flight {
+        instance.overdue = false;
+    }
+    let mut state = showing(snapshot, (80, 24));
+    press(&mut state, "2<enter>");
+    let screen = text::of(&state);
+    assert!(screen.contains("- not yet issued"), "{screen}");
+}
+
+#[test]
+fn only_overdue_operations_age_between_two_looks() {
+    for (overdue, grows) in [(false, false), (true, true)] {
+        let mut snapshot = recorded(Situation::StuckRank);
+        let report = Arc::make_mut(&mut snapshot.report);
+        for instance in &mut report.in_flight {
+            instance.overdue = overdue;
+            instance.age_ms = Some(104.0);
+        }
+        for group in &mut report.groups {
+            group.oldest_ms = group.oldest_ms.map(|_| 104.0);
+        }
+        for keys in ["2", "4"] {
+            let mut state = showing(snapshot.clone(), (120, 40));
+            press(&mut state, keys);
+            let screen = text::of(&state);
+            assert!(screen.contains("104 ms"), "{keys}: {screen}");
+            let mut later = state.now;
+            later.elapsed += Duration::from_secs(2);
+            later.wall_ns += 2_000_000_000;
+            update(&mut state, Event::Tick(later));
+            let screen = text::of(&state);
+            assert_eq!(screen.contains("104 ms"), !grows, "{keys}: {screen}");
+            assert_eq!(screen.contains("2.1 s"), grows, "{keys}: {screen}");
+        }
+    }
+}
+
+#[test]
+fn an_error_and_sizes_that_differ_can_be_read_in_full() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let report = Arc::make_mut(&mut snapshot.report);
+    let first = &mut report.in_flight[0];
+    first.state = InstanceState::Failed;
+    first.error = Some("rank 2 is gone: its connection was closed while it was inside".into());
+    (first.least_bytes, first.bytes) = (Some(128 << 10), 256 << 10);
+    let mut state = showing(snapshot, (80, 24));
+    press(&mut state, "4o");
+    let screen = text::of(&state);
+    assert!(screen.contains("closed while it was inside"), "{screen}");
+    let mut state = showing(
+        state.snapshot().expect("one is shown").as_ref().clone(),
+        (120, 40),
+    );
+    press(&mut state, "4o");
+    let screen = text::of(&state);
+    assert!(screen.contains("128K or 256K"), "{screen}");
+}
+
+#[test]
+fn the_last_operations_and_the_command_are_those_of_the_late_rank() {
+    let snapshot = recorded(Situation::Straggler);
+    let findings = snapshot.report.findings.iter();
+    let mut late = findings.filter(|finding| finding.code == Code::W220);
+    let rank = late.find_map(|it| it.culprit_ranks.first().copied());
+    let rank = rank.expect("a rank is late");
+    let dump = snapshot.rank(rank).and_then(|view| view.first_dump());
+    let pid = dump.expect("it was read").identity.pid;
+    let mut state = showing(snapshot, (200, 50));
+    let screen = text::of(&state);
+    let look = screen.lines().find(|line| line.contains("look: "));
+    assert!(
+        look.is_some_and(|it| it.contains(&pid.to_string())),
+        "{screen}"
+    );
+    press(&mut state, "4");
+    let screen = text::of(&state);
+    assert!(
+        screen.contains(&format!("last operations of rank {rank} ")),
         "{screen}"
     );
 }

@@ -51,7 +51,7 @@ fn a_replay_has_the_time_of_the_dumps_and_no_age_where_they_have_none() {
     press(&mut dated, "2<enter>");
     let group = text::of(&dated);
     assert!(
-        group.contains("3/4 joined, 102 s, never issued by 21"),
+        group.contains("3/4 joined, 102 s, never issued by rank 21"),
         "{group}"
     );
     assert!(group.contains("S  102 s"), "{group}");
@@ -67,7 +67,10 @@ fn a_replay_has_the_time_of_the_dumps_and_no_age_where_they_have_none() {
     assert_eq!(age, Some("--"), "{flight}");
     press(&mut undated, "2<enter>");
     let group = text::of(&undated);
-    assert!(group.contains("3/4 joined, never issued by 21"), "{group}");
+    assert!(
+        group.contains("3/4 joined, never issued by rank 21"),
+        "{group}"
+    );
     assert!(!group.contains("102s"), "{group}");
 }
 

@@ -429,7 +429,7 @@ fn views_that_need_records_work_through_a_collector() {
     session.wait_text("rank 2 never issued all_reduce #6");
     // The matrix, the timeline, and a rank's operations.
     session.press("2\r");
-    session.wait_text("never issued by 2");
+    session.wait_text("never issued by rank 2");
     session.press("7");
     session.wait_text("7:timeline");
     session.press(":rank 1\r");

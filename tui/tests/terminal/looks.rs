@@ -32,7 +32,7 @@ fn the_rank_that_never_joined_is_named_and_opened_and_the_terminal_is_restored()
     session.wait_text("dp_0");
     session.press("\r");
     session.wait_text("matrix");
-    session.wait_text("never issued by 2");
+    session.wait_text("never issued by rank 2");
     session.press(":rank 2\r");
     session.wait_text("rank 2 (n001/0)");
     session.press(" ");

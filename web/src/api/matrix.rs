@@ -52,12 +52,6 @@ pub(crate) async fn group_matrix(
     };
     Ok(Json(Focus {
         group: group.clone(),
-        matrix: matrix(
-            snapshot.dumps(),
-            group,
-            &snapshot.report.findings,
-            columns,
-            rows,
-        ),
+        matrix: matrix(snapshot.dumps(), group, &snapshot.report, columns, rows),
     }))
 }

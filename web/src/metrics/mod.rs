@@ -31,8 +31,9 @@ const MAX_RANKS: usize = 16;
 /// Maximum number of sources that have series.
 const MAX_SOURCES: usize = 256;
 
-const STATES: [(InstanceState, &str); 5] = [
+const STATES: [(InstanceState, &str); 6] = [
     (InstanceState::Running, "running"),
+    (InstanceState::Queued, "queued"),
     (InstanceState::Waiting, "waiting"),
     (InstanceState::HalfOpen, "half_open"),
     (InstanceState::Mismatch, "mismatch"),

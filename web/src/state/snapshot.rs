@@ -157,13 +157,7 @@ fn focus_of(snapshot: &Snapshot) -> Option<Focus> {
     let group = accused.or_else(largest)?;
     Some(Focus {
         group: group.clone(),
-        matrix: matrix(
-            snapshot.dumps(),
-            group,
-            &report.findings,
-            MAX_COLUMNS,
-            Rows::Folded,
-        ),
+        matrix: matrix(snapshot.dumps(), group, report, MAX_COLUMNS, Rows::Folded),
     })
 }
 

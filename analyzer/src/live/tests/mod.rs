@@ -31,6 +31,7 @@ fn judge_without_rules(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
         seq_kind: SeqKind::CollectiveSeqId,
         op: "all_reduce".into(),
         bytes: 0,
+        least_bytes: None,
         joined: vec![],
         missing: vec![],
         unknown: vec![],

@@ -160,12 +160,29 @@ pub(crate) fn ranks(ctx: &Context<'_>, has_errors: bool) -> Vec<RankReport> {
         .collect()
 }
 
+/// How far a collective got, over all members that are in it.
+#[derive(Clone, Copy, Default)]
+struct Stands {
+    /// Whether it is overdue on a member.
+    overdue: bool,
+    /// Whether a member has not started it.
+    queued: bool,
+}
+
+/// Whether a rank that lives has issued an operation, and neither its record nor the order of its operations shows that
+/// the operation has started.
+fn is_queued(ctx: &Context<'_>, record: RecordIx, operation: &Pending) -> bool {
+    operation.arrival != Arrival::Arrived
+        && ctx.aligned.op(record, operation.position).state == EntryState::Scheduled
+        && ctx.life.gone(ctx.aligned.records[record].rank).is_none()
+}
+
 /// Operations that at least one member has issued and not all have completed, oldest first. Messages that the device of
 /// their rank has not reached are left out.
 pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let aligned = ctx.aligned;
     let now = ctx.as_of_ns();
-    let mut instances: BTreeMap<(GroupIx, u32), (Seen, bool)> = BTreeMap::new();
+    let mut instances: BTreeMap<(GroupIx, u32), (Seen, Stands)> = BTreeMap::new();
     let mut reports: Vec<(Seen, InstanceReport)> = Vec::new();
     let places = ctx.graph.places.iter();
     let in_graph: HashSet<(RecordIx, usize)> = places
@@ -182,9 +199,10 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
             match operation.kind {
                 PendingKind::Collective { seq } => {
                     let known = instances.entry((operation.group, seq));
-                    let (known, is_overdue) = known.or_insert((seen, overdue));
+                    let (known, stands) = known.or_insert((seen, Stands::default()));
                     known.add(seen);
-                    *is_overdue |= overdue;
+                    stands.overdue |= overdue;
+                    stands.queued |= is_queued(ctx, record, operation);
                 }
                 // Batches in the graph are added below.
                 PendingKind::Batch { .. }
@@ -212,8 +230,8 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
             reports.push((seen, message(ctx, record, operation, missing, overdue)));
         }
     }
-    for ((group, seq), (seen, overdue)) in instances {
-        reports.push((seen, collective(ctx, group, seq, overdue)));
+    for ((group, seq), (seen, stands)) in instances {
+        reports.push((seen, collective(ctx, group, seq, stands)));
     }
     for (seen, report) in &mut reports {
         report.age_ms = seen.age_ms(now);
@@ -255,6 +273,7 @@ fn message(
         seq_kind: op_ref.kind,
         op: op_ref.op,
         bytes: aligned.shared.calls.get(op.call).bytes(),
+        least_bytes: None,
         joined: vec![aligned.records[record].rank],
         missing: ctx.ranks(&nodes(missing, false)),
         unknown: ctx.ranks(&nodes(missing, true)),
@@ -272,10 +291,10 @@ fn message(
 }
 
 /// The report on a collective, without its age.
-fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> InstanceReport {
+fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, stands: Stands) -> InstanceReport {
     let aligned = ctx.aligned;
     let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-    let mut bytes = 0;
+    let mut sizes: Option<(u64, u64)> = None;
     let (mut inside, mut failed) = (0, 0);
     let mut error = None;
     for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
@@ -283,7 +302,9 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
             Presence::Issued(index) => {
                 if let Some((record, lane)) = aligned.lane(group, member) {
                     let op = aligned.op(record, lane.collectives[index]);
-                    bytes = bytes.max(aligned.shared.calls.get(op.call).signature.input_bytes());
+                    let bytes = aligned.shared.calls.get(op.call).signature.input_bytes();
+                    let (least, most) = sizes.unwrap_or((bytes, bytes));
+                    sizes = Some((least.min(bytes), most.max(bytes)));
                     let status_op = aligned.status_op(record, lane, index);
                     if status_op.state == EntryState::Failed {
                         failed += 1;
@@ -308,11 +329,14 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
         InstanceState::Failed
     } else if differs {
         InstanceState::Mismatch
-    } else if missing.is_empty() && unknown.is_empty() {
-        InstanceState::Running
-    } else {
+    } else if !missing.is_empty() || !unknown.is_empty() {
         InstanceState::Waiting
+    } else if stands.queued {
+        InstanceState::Queued
+    } else {
+        InstanceState::Running
     };
+    let (least, most) = sizes.unwrap_or_default();
     let op_ref = ctx.op_ref(group, seq);
     for ranks in [&mut joined, &mut missing, &mut unknown] {
         ranks.sort_unstable();
@@ -322,14 +346,15 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
         seq: op_ref.seq,
         seq_kind: SeqKind::CollectiveSeqId,
         op: op_ref.op,
-        bytes,
+        bytes: most,
+        least_bytes: Some(least).filter(|&least| differs && least != most),
         joined,
         missing,
         unknown,
         state,
         error: error.filter(|_| state == InstanceState::Failed),
         age_ms: None,
-        overdue,
+        overdue: stands.overdue,
     }
 }
 

@@ -432,6 +432,9 @@ pub struct InstanceReport {
     pub op: String,
     /// Bytes: of a collective, the largest member's input; of a message, its buffer.
     pub bytes: u64,
+    /// If members must pass equal sizes and did not, the smallest member's input, bytes; else `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least_bytes: Option<u64>,
     /// Ranks that issued the operation, ascending.
     pub joined: Vec<Rank>,
     /// Members whose record shows that they did not issue the operation, ascending.
@@ -462,6 +465,8 @@ const fn is_overdue() -> bool {
 pub enum InstanceState {
     /// All members, or both ends of the message, have issued the operation.
     Running,
+    /// All members have issued the operation, and the record of one does not show that the operation has started there.
+    Queued,
     /// Members are missing, or their records do not show whether they issued the operation.
     Waiting,
     /// One half of a message is missing.
@@ -475,7 +480,7 @@ pub enum InstanceState {
 impl InstanceReport {
     /// Whether ranks in the operation have waited for others beyond the threshold.
     pub fn is_blocked(&self) -> bool {
-        self.overdue && self.state != InstanceState::Running
+        self.overdue && !matches!(self.state, InstanceState::Running | InstanceState::Queued)
     }
 }
 
@@ -484,6 +489,7 @@ impl InstanceState {
     pub const fn word(self) -> &'static str {
         match self {
             Self::Running => "running",
+            Self::Queued => "queued",
             Self::Waiting => "waiting",
             Self::HalfOpen => "half_open",
             Self::Mismatch => "mismatch",

@@ -1,6 +1,6 @@
 //! The rank × sequence matrix of one group: the state of each of the newest collectives on each member.
 
-use crate::report::{Code, Finding, GroupRef, SeqKind};
+use crate::report::{Code, Finding, GroupRef, InstanceReport, Report, SeqKind};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use serde::Serialize;
@@ -96,15 +96,15 @@ struct Line<'a> {
     entries: HashMap<u64, (&'a Entry, &'a str)>,
 }
 
-/// The matrix of the last `columns` collectives of `group`; empty if the dumps hold none. Members without a dump have
-/// [`Cell::NoRecord`].
+/// The matrix of `columns` collectives of `group`: of the newest or, if the oldest unfinished one is older, of those
+/// around it. Empty if the dumps hold none. Members without a dump have [`Cell::NoRecord`].
 ///
-/// `findings` are those of the report on these dumps; `dumps` are (rank, dump) in any order; ranks outside of the group
+/// `report` is the one on these dumps; `dumps` are (rank, dump) in any order; ranks outside of the group
 /// are ignored, if its ranks are known.
 pub fn matrix<'a>(
     dumps: impl IntoIterator<Item = (Rank, &'a Dump)>,
     group: &GroupRef,
-    findings: &[Finding],
+    report: &Report,
     columns: usize,
     rows: Rows,
 ) -> Matrix {
@@ -113,12 +113,13 @@ pub fn matrix<'a>(
         .iter()
         .map(|&rank| (rank, Line::missing(rank)))
         .collect();
+    let unfinished = oldest_unfinished(report, group);
     let mut newest = 0;
     for (rank, dump) in dumps {
         if !group.ranks.is_empty() && !lines.contains_key(&rank) {
             continue;
         }
-        if let Some(line) = Line::read(rank, dump, group, columns as u64) {
+        if let Some(line) = Line::read(rank, dump, group, columns as u64, unfinished) {
             newest = newest.max(line.entries.keys().copied().max().unwrap_or(0));
             // If a process has several recorders, the one that covers most of the group is shown.
             let known = lines.get(&rank).map_or(0, |known| known.entries.len());
@@ -134,10 +135,17 @@ pub fn matrix<'a>(
     let Some(oldest) = oldest else {
         return Matrix::default();
     };
-    let start = oldest.max((newest + 1).saturating_sub(columns as u64));
-    let seqs: Vec<u64> = (start..=newest).collect();
+    let columns = columns as u64;
+    let of_newest = (newest + 1).saturating_sub(columns);
+    let start = match unfinished {
+        // Half of the columns show what came before.
+        Some(seq) if seq < of_newest => seq.saturating_sub(columns / 2),
+        _ => of_newest,
+    };
+    let start = start.max(oldest);
+    let seqs: Vec<u64> = (start..=newest.min(start + columns.saturating_sub(1))).collect();
     let ops: Vec<&str> = seqs.iter().map(|seq| majority(&lines, *seq)).collect();
-    let odd = odd_calls(findings, group);
+    let odd = odd_calls(&report.findings, group);
     let mut matrix_rows: Vec<Row> = Vec::new();
     let mut row_of: HashMap<Vec<Cell>, usize> = HashMap::new();
     for line in lines.values() {
@@ -185,8 +193,15 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Reads the newest `columns` collectives of a dump; `None` if the dump has no such group.
-    fn read(rank: Rank, dump: &'a Dump, group: &GroupRef, columns: u64) -> Option<Self> {
+    /// Reads the newest `columns` collectives of a dump, and as many before `unfinished`; `None` if the dump has no such
+    /// group.
+    fn read(
+        rank: Rank,
+        dump: &'a Dump,
+        group: &GroupRef,
+        columns: u64,
+        unfinished: Option<u64>,
+    ) -> Option<Self> {
         let index = dump.groups.iter().position(|known| {
             known.info.name == group.name
                 && (known.info.ranks.is_empty()
@@ -217,10 +232,13 @@ impl<'a> Line<'a> {
             .iter()
             .find(is_collective)
             .map(|entry| entry.collective_seq_id);
-        let mut newest: Option<u64> = None;
+        let mut last: Option<u64> = None;
         for entry in dump.entries.iter().rev().filter(is_collective) {
-            let newest = *newest.get_or_insert(entry.collective_seq_id);
-            if entry.collective_seq_id + columns <= newest {
+            let last = *last.get_or_insert_with(|| {
+                let newest = entry.collective_seq_id;
+                unfinished.map_or(newest, |seq| seq.min(newest))
+            });
+            if entry.collective_seq_id + columns <= last {
                 break;
             }
             let op = dump.signatures.get(entry.signature as usize).map_or(
@@ -266,6 +284,17 @@ impl<'a> Line<'a> {
             .filter(|&ns| ns > 0)
             .min()
     }
+}
+
+/// The number of the collective of `group` that a report lists first: of the oldest one that is pending or, if none is,
+/// of the first that has failed; `None` if there is neither.
+fn oldest_unfinished(report: &Report, group: &GroupRef) -> Option<u64> {
+    let of_group = |instance: &&InstanceReport| {
+        instance.seq_kind == SeqKind::CollectiveSeqId && instance.group == *group
+    };
+    let pending = report.pending().find(of_group);
+    let instance = pending.or_else(|| report.in_flight.iter().find(of_group))?;
+    Some(instance.seq)
 }
 
 /// The rank and the number of each call on `group` that a finding names as not fitting the others'. If it names no rank

@@ -40,7 +40,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         let more = Subject {
             op: oldest.map(|instance| instance.op.as_str()),
             state: Some(model.index.group_filter_words(model.snapshot, group)),
-            age_ms: Some(model.age(report.oldest_ms).unwrap_or(f64::NAN)),
+            age_ms: Some(model.age_in(report).unwrap_or(f64::NAN)),
             lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
             seq: report.last_seq,
             ..Subject::default()
@@ -143,7 +143,8 @@ fn row(
     let p50 = median(reports.iter().filter_map(|r| r.lag_p50_ms).collect());
     let p99 = reports.iter().filter_map(|r| r.lag_p99_ms).reduce(f64::max);
     let bandwidth = median(reports.iter().filter_map(|r| r.busbw_gbs).collect());
-    let waited = model.age(oldest_ms(reports));
+    let ages = reports.iter().filter_map(|report| model.age_in(report));
+    let waited = ages.reduce(f64::max);
     let many = if reports.len() > 1 {
         format!("x{}", reports.len())
     } else {

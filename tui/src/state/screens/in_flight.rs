@@ -2,17 +2,42 @@
 //! the same description share a row, unless the user unfolds them.
 
 use super::{Fold, ViewModel, group_target};
-use crate::page::Page;
+use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
+use crate::page::width::text_width;
+use crate::page::{Body, Page, Pane, plain};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::{count, rank_set};
 use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Verdict};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(vec![], title(model), table(model, |_| true))
+}
+
+/// Heading of the column of missing ranks, and what it begins with if operations have failed.
+const MISSING: &str = "missing";
+/// Approximate width of all other columns together.
+const OTHER_COLUMNS_WIDTH: usize = 60;
+
+/// The missing ranks or the error of the operations in a row, which the table cuts; `None` if they fit.
+pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
+    let table = page.table(0)?;
+    let row = table
+        .rows
+        .get(row.min(table.rows.len().saturating_sub(1)))?;
+    let mut columns = table.columns.iter();
+    let at = columns.position(|column| column.name.starts_with(MISSING))?;
+    let text = row.cells.get(at)?.text.clone();
+    let width = usize::from(model.size.0);
+    let line = vec![plain(text.as_str())];
+    (text_width(&text) > width.saturating_sub(OTHER_COLUMNS_WIDTH)).then(|| Pane {
+        title: table.columns[at].name.clone().into_owned(),
+        body: Body::Text(wrap(&line, width, usize::MAX)),
+    })
 }
 
 /// The title of the table.
@@ -74,7 +99,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
             rest(
                 match has_failure(model) {
                     true => "missing or error",
-                    false => "missing",
+                    false => MISSING,
                 },
                 0,
             ),
@@ -97,7 +122,7 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
         &Subject {
             op: Some(&instance.op),
             state: Some(instance.state.word()),
-            age_ms: Some(model.age(instance.age_ms).unwrap_or(f64::NAN)),
+            age_ms: Some(model.age_of(instance).unwrap_or(f64::NAN)),
             seq: Some(instance.seq),
             bytes: Some(instance.bytes),
             ..Subject::default()
@@ -118,12 +143,24 @@ pub(super) fn expected(instance: &InstanceReport) -> usize {
     }
 }
 
+/// The size of an operation; if its members passed different ones that must be equal, the least and the largest.
+fn size_cell(instance: &InstanceReport) -> Cell {
+    let most = narrow_bytes(instance.bytes);
+    let value = instance.bytes as f64;
+    match instance.least_bytes {
+        None => Cell::number(most, value),
+        Some(least) => {
+            Cell::number(format!("{} or {most}", narrow_bytes(least)), value).toned(Tone::Bad)
+        }
+    }
+}
+
 fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let first = fold[0];
     let failed = first.state == InstanceState::Failed;
     // An operation that has failed grows no older.
-    let ages = fold.iter().filter_map(|i| i.age_ms).filter(|_| !failed);
-    let oldest = model.age(ages.reduce(f64::max));
+    let ages = fold.iter().filter_map(|i| model.age_of(i));
+    let oldest = ages.filter(|_| !failed).reduce(f64::max);
     let size = expected(first);
     let problem = is_problem(first, hangs);
     let blamed = model.index.group(&first.group) == GroupState::Bad;
@@ -142,7 +179,11 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
             error.clone()
         }
         _ if first.missing.is_empty() => String::new(),
-        _ => format!("{} each", count(first.missing.len() as u64, "rank")),
+        _ => format!(
+            "{} of each {}",
+            count(first.missing.len() as u64, "rank"),
+            so_far(first)
+        ),
     };
     let groups: Vec<_> = fold.iter().map(|instance| &instance.group).collect();
     let many = if fold.len() > 1 {
@@ -158,7 +199,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
             Cell::text(many).toned(Tone::Dim),
             Cell::number(first.seq.to_string(), first.seq as f64),
             Cell::text(first.op.as_str()),
-            Cell::number(narrow_bytes(first.bytes), first.bytes as f64),
+            size_cell(first),
             Cell::number(
                 format!("{}/{size}", first.joined.len()),
                 first.joined.len() as f64,
@@ -172,22 +213,32 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     }
 }
 
-/// The error of an operation that has failed, and the ranks that have not joined: `517 never issued`, or `517 not yet`
-/// while the operation is not overdue. Ranks whose progress is unknown are listed as not known.
+/// The error of an operation that has failed, and the ranks that have not joined: `rank 517 never issued`, or `rank 517
+/// not yet` while the operation is not overdue. Ranks whose progress is unknown are listed as not known.
 fn error_and_missing(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     if !instance.missing.is_empty() {
-        let so_far = match instance.overdue {
-            true => "never issued",
-            false => "not yet",
-        };
-        parts.push(format!("{} {so_far}", rank_set(&instance.missing, 4)));
+        parts.push(format!("{} {}", ranks(&instance.missing), so_far(instance)));
     }
     if let Some(error) = &instance.error {
         parts.insert(0, error.clone());
     }
     if !instance.unknown.is_empty() {
-        parts.push(format!("{} not known", rank_set(&instance.unknown, 4)));
+        parts.push(format!("{} not known", ranks(&instance.unknown)));
     }
     parts.join(", ")
+}
+
+/// What missing ranks did about an operation.
+const fn so_far(instance: &InstanceReport) -> &'static str {
+    match instance.overdue {
+        true => "never issued",
+        false => "not yet",
+    }
+}
+
+/// A few ranks in words: `rank 2`, `ranks 4,6`.
+fn ranks(ranks: &[Rank]) -> String {
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}", rank_set(ranks, 4))
 }

@@ -53,10 +53,9 @@ fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
     view.and_then(|view| command(view, model.reads_this_node))
 }
 
-/// The line of the first screen with the command for the first rank at fault; `None` if there is no such rank, or no
-/// command for it.
+/// The line of the first screen with the command for the suspect; `None` if there is no such rank, or no command for it.
 pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
-    let rank = *model.index.roots().first()?;
+    let rank = model.suspect()?;
     let command = shown_command(model, rank)?;
     Some(vec![
         styled("   look: ", Tone::Accent),

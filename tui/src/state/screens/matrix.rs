@@ -1,4 +1,4 @@
-//! One group: the rank × sequence matrix of its newest collectives.
+//! One group: the rank × sequence matrix of its newest collectives, or of those around the oldest unfinished one.
 
 use super::{Fold, ViewModel};
 use crate::page::table::{Align, Cell, Column, Headings, Row, Table, Target, number, rest, text};
@@ -9,40 +9,85 @@ use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::{count, rank_set};
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{GroupRef, InstanceState, RankState};
+use rcomm_analyzer::{GroupRef, GroupReport, InstanceState, RankState, SeqKind};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Width of the column of one sequence number.
-const COLUMN_WIDTH: u16 = 4;
+/// Number of spaces between two columns.
+const GAP: usize = 2;
 /// Approximate width of all other columns together.
-const OTHER_COLUMNS_WIDTH: u16 = 46;
+const OTHER_COLUMNS_WIDTH: usize = 46;
 
 pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
-    let columns =
-        usize::from((model.size.0.saturating_sub(OTHER_COLUMNS_WIDTH) / COLUMN_WIDTH).clamp(4, 40));
-    let rows = match model.fold {
-        Fold::Alike => Rows::Folded,
-        Fold::Nothing => Rows::Each,
-    };
+    let report = report_on(model, group);
+    let newest = report.and_then(|report| report.last_seq).unwrap_or(0);
+    let column_width = newest.to_string().len().max(2) + GAP;
+    let room = usize::from(model.size.0).saturating_sub(OTHER_COLUMNS_WIDTH);
+    let columns = (room / column_width).clamp(4, 40);
     // The progress of a silent rank since its last record is unknown, so its dumps are left out; the screen of the
     // rank shows them.
     let answering = (model.snapshot.ranks.iter()).filter(|view| !view.silent);
     let dumps = answering.flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())));
-    let findings = &model.snapshot.report.findings;
-    let matrix = matrix::matrix(dumps, group, findings, columns, rows);
-    Page::of(head(model, group, &matrix), "matrix", table(model, &matrix))
+    let matrix = matrix::matrix(dumps, group, &model.snapshot.report, columns, Rows::Each);
+    let shown = Shown {
+        not_yet: not_yet(model, group),
+        matrix,
+    };
+    let table = table(model, group, &shown);
+    Page::of(head(model, group, &shown), "matrix", table)
 }
 
-fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
-    let report = model
-        .snapshot
-        .report
-        .groups
-        .iter()
-        .find(|r| r.group == *group);
+/// A matrix with a row for each rank.
+struct Shown {
+    matrix: Matrix,
+    /// Numbers of collectives that are not overdue: members that have not issued them may be on their way.
+    not_yet: HashSet<u64>,
+}
+
+impl Shown {
+    /// The tone of a cell in the column at this index.
+    fn tone(&self, column: usize, cell: matrix::Cell) -> Tone {
+        match cell {
+            matrix::Cell::NeverIssued if self.not_yet.contains(&self.matrix.seqs[column]) => {
+                Tone::Dim
+            }
+            _ => tone(cell),
+        }
+    }
+
+    /// Whether the collectives that members have not issued are not overdue, all of them.
+    fn is_early(&self) -> bool {
+        let rows = self.matrix.rows.iter();
+        let mut tones = rows.flat_map(|row| {
+            let cells = row.cells.iter().enumerate();
+            cells
+                .filter(|&(_, &cell)| cell == matrix::Cell::NeverIssued)
+                .map(move |(column, &cell)| self.tone(column, cell))
+        });
+        !self.not_yet.is_empty() && tones.all(|tone| tone == Tone::Dim)
+    }
+}
+
+fn not_yet(model: &ViewModel<'_>, group: &GroupRef) -> HashSet<u64> {
+    let pending = model.snapshot.report.pending();
+    let of_group = pending.filter(|instance| {
+        instance.seq_kind == SeqKind::CollectiveSeqId && instance.group == *group
+    });
+    of_group
+        .filter(|instance| !instance.overdue)
+        .map(|instance| instance.seq)
+        .collect()
+}
+
+fn report_on<'a>(model: &'a ViewModel<'_>, group: &GroupRef) -> Option<&'a GroupReport> {
+    let mut reports = model.snapshot.report.groups.iter();
+    reports.find(|report| report.group == *group)
+}
+
+fn head(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Vec<Line> {
+    let report = report_on(model, group);
     let state = model.index.group(group);
     let mut facts = format!("  {}", count(group.ranks.len() as u64, "rank"));
     if let Some(report) = report {
@@ -56,8 +101,12 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
             ));
         }
     }
-    if let (Some(first), Some(last)) = (matrix.seqs.first(), matrix.seqs.last()) {
+    let seqs = &shown.matrix.seqs;
+    if let (Some(first), Some(last)) = (seqs.first(), seqs.last()) {
         facts.push_str(&format!("  seq {first} .. {last}"));
+        if let Some(newest) = report.and_then(|it| it.last_seq).filter(|it| it > last) {
+            facts.push_str(&format!(" of {newest}"));
+        }
     }
     let oldest = model.index.oldest(model.snapshot, group);
     let mut lines = vec![vec![
@@ -78,7 +127,7 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         if let Some(error) = &oldest.error {
             text.push_str(&format!(", {error}"));
         }
-        if let Some(waited) = model.age(oldest.age_ms).filter(|_| !failed) {
+        if let Some(waited) = model.age_of(oldest).filter(|_| !failed) {
             text.push_str(&format!(", {}", age(Some(waited))));
         }
         if !oldest.missing.is_empty() {
@@ -87,13 +136,26 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
                 true => "never issued",
                 false => "not yet issued",
             };
-            text.push_str(&format!(", {so_far} by {missing}"));
+            let noun = if oldest.missing.len() == 1 {
+                "rank"
+            } else {
+                "ranks"
+            };
+            text.push_str(&format!(", {so_far} by {noun} {missing}"));
+        }
+        if oldest.seq_kind == SeqKind::P2pSeqId {
+            text.push_str("; messages have numbers of their own, and are not in the matrix");
         }
         lines.push(vec![plain(text)]);
     }
     let mut legend = Vec::new();
+    let is_early = shown.is_early();
     for (cell, letter, meaning) in matrix::Cell::LEGEND {
-        legend.push(styled(letter.to_string(), tone(*cell)));
+        let (tone, meaning) = match cell {
+            matrix::Cell::NeverIssued if is_early => (Tone::Dim, &"not yet issued"),
+            _ => (tone(*cell), meaning),
+        };
+        legend.push(styled(letter.to_string(), tone));
         legend.push(styled(format!(" {meaning}  "), Tone::Dim));
     }
     lines.push(legend);
@@ -109,51 +171,82 @@ fn tone(cell: matrix::Cell) -> Tone {
     }
 }
 
-fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
-    let mut columns = vec![text("rank", 0), number("", 0), text("host", 1)];
-    let last = matrix.seqs.len().saturating_sub(1);
-    let are_short = matrix.seqs.last().is_none_or(|&seq| seq < 100);
-    let headings = matrix.seqs.iter().enumerate().map(|(at, seq)| {
-        // Between the first and the last column, the last two digits suffice.
-        let name = if at == 0 || at == last || are_short {
-            seq.to_string()
-        } else {
-            format!("{:02}", seq % 100)
-        };
-        Column {
-            name: Cow::Owned(name),
-            align: Align::Right,
-            drop_order: 0,
-            grows: false,
+/// Ranks that share a row: those with the same cells and in the same state or, unfolded, each one.
+fn folded(model: &ViewModel<'_>, matrix: &Matrix) -> Vec<(RankState, matrix::Row)> {
+    let mut folds: Vec<(RankState, matrix::Row)> = Vec::new();
+    let mut fold_of_key: HashMap<(RankState, &[matrix::Cell]), usize> = HashMap::new();
+    for row in &matrix.rows {
+        for &rank in &row.ranks {
+            if !model.passes_rank(rank, &Subject::default()) {
+                continue;
+            }
+            let state = model.index.rank(rank);
+            let at = match model.fold {
+                Fold::Alike => *fold_of_key
+                    .entry((state, row.cells.as_slice()))
+                    .or_insert(folds.len()),
+                Fold::Nothing => folds.len(),
+            };
+            // Nothing is pending in a process that is gone.
+            let view = model.snapshot.rank(rank);
+            let is_gone = view.is_some_and(|view| view.liveness == Liveness::Dead);
+            let since_ns = row.pending_since_ns.filter(|_| !is_gone);
+            match folds.get_mut(at) {
+                Some((_, known)) => {
+                    known.ranks.push(rank);
+                    known.pending_since_ns = match (known.pending_since_ns, since_ns) {
+                        (Some(one), Some(other)) => Some(one.min(other)),
+                        (one, other) => one.or(other),
+                    };
+                }
+                None => folds.push((
+                    state,
+                    matrix::Row {
+                        ranks: vec![rank],
+                        cells: row.cells.clone(),
+                        pending_since_ns: since_ns,
+                    },
+                )),
+            }
         }
-    });
-    columns.extend(headings);
+    }
+    folds
+}
+
+fn table(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Table {
+    let mut columns = vec![text("rank", 0), number("", 0), text("host", 1)];
+    columns.extend(shown.matrix.seqs.iter().map(|seq| Column {
+        name: Cow::Owned(seq.to_string()),
+        align: Align::Right,
+        drop_order: 0,
+        grows: false,
+    }));
     columns.push(number("age", 0));
     columns.push(rest("last call", 2));
-    let rows = matrix.rows.iter().filter_map(|row| {
-        let ranks: Vec<_> = (row.ranks.iter().copied())
-            .filter(|&rank| model.passes_rank(rank, &Subject::default()))
-            .collect();
+    let oldest = model.index.oldest(model.snapshot, group);
+    let is_overdue = oldest.is_some_and(|oldest| oldest.overdue);
+    let folds = folded(model, &shown.matrix);
+    let rows = folds.iter().filter_map(|(state, row)| {
+        let ranks = &row.ranks;
         let &first = ranks.first()?;
-        let problem = row.cells.iter().any(|cell| tone(*cell) == Tone::Bad);
+        let tones = || {
+            let cells = row.cells.iter().enumerate();
+            cells.map(move |(column, &cell)| shown.tone(column, cell))
+        };
+        let problem = tones().any(|tone| tone == Tone::Bad);
         if model.problems_only && !problem {
             return None;
         }
-        // Nothing is pending in a process that is gone.
-        let is_gone = |rank: &Rank| {
-            let view = model.snapshot.rank(*rank);
-            view.is_some_and(|view| view.liveness == Liveness::Dead)
-        };
-        let since_ns = row.pending_since_ns.filter(|_| !ranks.iter().all(is_gone));
-        let pending_ns = since_ns.zip(model.as_of_ns);
-        let waited = pending_ns.map(|(since, now)| (now - since) as f64 / 1e6 + model.later_ms);
+        let pending_ns = row.pending_since_ns.zip(model.as_of_ns);
+        let waited = pending_ns.map(|(since, now)| (now - since) as f64 / 1e6);
+        let waited = model.age_if(is_overdue, waited);
         let hosts: BTreeSet<&str> = ranks.iter().map(|&rank| model.host(rank)).collect();
         let host = match hosts.len() {
             1 => model.host(first).to_owned(),
             n => format!("{n} hosts"),
         };
         let mut cells = vec![
-            Cell::number(rank_set(&ranks, 3), f64::from(first)),
+            Cell::number(rank_set(ranks, 3), f64::from(first)),
             Cell::number(
                 if ranks.len() > 1 {
                     format!("x{}", ranks.len())
@@ -165,22 +258,19 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
             .toned(Tone::Dim),
             Cell::text(host),
         ];
+        let letters = row.cells.iter().map(|cell| cell.letter().to_string());
         cells.extend(
-            row.cells
-                .iter()
-                .map(|&cell| Cell::text(cell.letter().to_string()).toned(tone(cell))),
+            letters
+                .zip(tones())
+                .map(|(letter, tone)| Cell::text(letter).toned(tone)),
         );
         cells.push(Cell::number(
             waited.map_or_else(String::new, |ms| age(Some(ms))),
             waited.unwrap_or(f64::NAN),
         ));
-        cells.push(Cell::text(last_calls(model, &ranks)));
-        // The worst state, so that a folded row does not hide it.
-        let states = ranks.iter();
-        let states = states.map(|&rank| model.index.rank(rank));
-        let state = states.max().unwrap_or(RankState::Ok);
+        cells.push(Cell::text(last_calls(model, ranks)));
         Some(Row {
-            mark: if state == RankState::Ok {
+            mark: if *state == RankState::Ok {
                 crate::page::table::Mark::NONE
             } else {
                 state.mark()
@@ -189,7 +279,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
             tone: Tone::Plain,
             target: Some(match ranks.as_slice() {
                 [one] => Target::Rank(*one),
-                _ => Target::Ranks(ranks.into()),
+                _ => Target::Ranks(ranks.as_slice().into()),
             }),
             problem,
         })
@@ -198,8 +288,12 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         rows: rows.collect(),
         columns,
         headings: Headings::Shown,
-        empty: if matrix.rows.is_empty() {
-            "no collective of this group is in the records of ranks that answer".into()
+        empty: if shown.matrix.rows.is_empty() {
+            let of = match model.snapshot.ranks.iter().any(|view| view.silent) {
+                true => " by the ranks that answer",
+                false => "",
+            };
+            format!("no collective has been recorded in this group{of}")
         } else {
             model.none_left("rank")
         },

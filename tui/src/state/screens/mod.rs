@@ -30,14 +30,16 @@ pub use timeline::Scale;
 pub(super) use timeline::neighbor;
 
 use super::arrangement::arranged;
-use super::index::FrameIndex;
+use super::index::{FrameIndex, late};
 use super::screen::Screen;
 use super::trends::Trends;
 use crate::keys::Keymap;
 use crate::page::{Page, Pane};
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::source::{ProcessFacts, TakenStacks};
-use rcomm_analyzer::{Code, Finding, GroupRef, Moment, NodeJob, Snapshot};
+use rcomm_analyzer::{
+    Code, Finding, GroupRef, GroupReport, InstanceReport, Moment, NodeJob, Snapshot,
+};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -66,7 +68,7 @@ pub struct ViewModel<'a> {
     pub muted: &'a BTreeSet<Code>,
     /// Ranks that the user marked.
     pub marks: &'a BTreeSet<Rank>,
-    /// Time since the snapshot, ms, added to the ages of pending operations; 0 while the display is paused.
+    /// Time since the snapshot, ms, added to the ages of overdue operations; 0 while the display is paused.
     pub later_ms: f64,
     /// When the records were taken, ns since the epoch; `None` if they do not note it.
     pub as_of_ns: Option<i64>,
@@ -103,12 +105,13 @@ pub struct ViewModel<'a> {
 }
 
 impl ViewModel<'_> {
-    /// The pane with the whole sentence of the warning or job in this row of the page, which the table may cut; `None` on
-    /// other screens.
+    /// The pane with the whole text of the warning, job or operation in this row of the page, which the table may cut;
+    /// `None` on other screens.
     pub(super) fn selected(&self, screen: &Screen, page: &Page, row: usize) -> Option<Pane> {
         match screen {
             Screen::Warnings => warnings::selected(self, page, row),
             Screen::Jobs => jobs::selected(self, page, row),
+            Screen::InFlight => in_flight::selected(self, page, row),
             _ => None,
         }
     }
@@ -207,6 +210,32 @@ impl ViewModel<'_> {
     /// records do not note when they were taken: the given age then ends at the newest operation.
     fn age(&self, ms: Option<f64>) -> Option<f64> {
         self.as_of_ns.and(ms).map(|ms| ms + self.later_ms)
+    }
+
+    /// The first rank at fault or, if there is none, the first one that is late; `None` without either.
+    fn suspect(&self) -> Option<Rank> {
+        let root = self.index.roots().first().copied();
+        root.or_else(|| late(&self.snapshot.report, self.muted))
+    }
+
+    /// The age of an operation that was pending in the snapshot: as of now if it was overdue, else at the time of the
+    /// snapshot. Of the latter, most have ended since.
+    fn age_of(&self, instance: &InstanceReport) -> Option<f64> {
+        self.age_if(instance.overdue, instance.age_ms)
+    }
+
+    /// The age of a group's oldest collective; see [`Self::age_of`].
+    fn age_in(&self, report: &GroupReport) -> Option<f64> {
+        let oldest = self.index.oldest(self.snapshot, &report.group);
+        self.age_if(oldest.is_some_and(|it| it.overdue), report.oldest_ms)
+    }
+
+    /// An age as of now if it `grows`, else at the time of the snapshot.
+    fn age_if(&self, grows: bool, ms: Option<f64>) -> Option<f64> {
+        match grows {
+            true => self.age(ms),
+            false => self.as_of_ns.and(ms),
+        }
     }
 }
 

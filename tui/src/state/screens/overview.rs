@@ -127,9 +127,9 @@ impl OverviewPane {
             Self::Timeline => ("timeline".into(), timeline::of_first(model, MAX_LANES)),
             Self::Operations => return operations_pane(model, MIN_OPERATIONS),
             Self::Look => {
-                let root = model.index.roots().first();
-                return root
-                    .and_then(|&rank| look_further::pane(model, rank, column_width(model)))
+                let suspect = model.suspect();
+                return suspect
+                    .and_then(|rank| look_further::pane(model, rank, column_width(model)))
                     .unwrap_or_else(|| Pane {
                         title: "look further".into(),
                         body: Body::Text(vec![]),
@@ -190,10 +190,10 @@ pub(in crate::state) fn page_of(
 /// The fewest operations for which the first screen has a pane.
 pub(super) const MIN_OPERATIONS: usize = 3;
 
-/// The rank whose newest operations the first screen shows: the first one at fault, or else the first of all.
+/// The rank whose newest operations the first screen shows: the suspect, or else the first of all.
 pub(in crate::state) fn first_rank(model: &ViewModel<'_>) -> Option<Rank> {
     let first = model.snapshot.ranks.first().map(|view| view.rank);
-    model.index.roots().first().copied().or(first)
+    model.suspect().or(first)
 }
 
 /// The newest operations of one rank, at most `rows` of them.

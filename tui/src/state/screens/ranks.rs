@@ -126,7 +126,7 @@ pub(super) fn heat_map(model: &ViewModel<'_>) -> Body {
 fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
     let mut ages: HashMap<Rank, f64> = HashMap::new();
     for instance in model.snapshot.report.pending() {
-        if let Some(ms) = model.age(instance.age_ms) {
+        if let Some(ms) = model.age_of(instance) {
             for &rank in &instance.joined {
                 let known = ages.entry(rank).or_default();
                 *known = known.max(ms);

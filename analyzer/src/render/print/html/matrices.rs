@@ -3,19 +3,19 @@
 use super::Text;
 use super::shown::ShownRecords;
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::Finding;
+use rcomm_verdict::Report;
 use rcomm_verdict::format::{GroupNames, Ranks, Spans, count};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
 use std::io::{self, Write};
 
-/// At most this many of the newest sequence numbers are shown.
+/// At most this many sequence numbers are shown.
 const MAX_COLUMNS: usize = 16;
 /// At most this many rows of a matrix are shown.
 const MAX_ROWS: usize = 40;
 
 pub(super) fn write(
     shown: &ShownRecords<'_>,
-    findings: &[Finding],
+    report: &Report,
     names: &GroupNames,
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -36,7 +36,7 @@ pub(super) fn write(
         let table = matrix(
             shown.dumps.iter().copied(),
             group,
-            findings,
+            report,
             MAX_COLUMNS,
             Rows::Folded,
         );

@@ -42,7 +42,7 @@ pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result
     findings::write(report, &names, out)?;
     graph::write(report, &names, out)?;
     let shown = shown::ShownRecords::of(report, dumps);
-    matrices::write(&shown, &report.findings, &names, out)?;
+    matrices::write(&shown, report, &names, out)?;
     timeline::write(&shown, &names, out)?;
     stacks::write(report, out)?;
     tables::write(report, &names, out)?;

@@ -13,6 +13,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
     let in_flight = report.in_flight.iter().map(|instance| {
         let state = match instance.state {
             InstanceState::Running => "running",
+            InstanceState::Queued => "queued",
             InstanceState::Waiting => "waiting",
             InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",

@@ -46,6 +46,7 @@ fn write_in_flight(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> 
     let rows = report.in_flight.iter().map(|instance| {
         let state = match instance.state {
             InstanceState::Running => "running",
+            InstanceState::Queued => "queued",
             InstanceState::Waiting => "waiting",
             InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",

@@ -4,7 +4,7 @@ mod common;
 
 use common::{options, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Code, Report, Snapshot};
+use rcomm_analyzer::{Code, Problem, Report, Snapshot};
 use rcomm_top::state::event::{Command, Event, ExportFormat};
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::screens::OverviewPane;
@@ -169,6 +169,28 @@ fn panes_of_the_first_screen_stay_while_operations_come_and_go() {
     press(&mut state, &"<tab>".repeat(with.len() - 1));
     observe(&mut state, &many);
     assert_eq!(titles(&state), without);
+}
+
+#[test]
+fn a_note_without_a_screen_says_where_its_code_is_explained() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let mut report = Report::clone(&snapshot.report);
+    report.problems.push(Problem {
+        code: Code::N306,
+        path: String::new(),
+        sentence: "ranks take turns at being late".into(),
+        more_paths: vec![],
+    });
+    snapshot.report = Arc::new(report);
+    for key in ["!", "<enter>"] {
+        let mut state = showing(snapshot.clone(), (100, 30));
+        press(&mut state, &format!("6{key}"));
+        let screen = text::of(&state);
+        assert!(
+            screen.contains("`rcomm-fr explain N306` explains it"),
+            "{screen}"
+        );
+    }
 }
 
 #[test]

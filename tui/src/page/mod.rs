@@ -105,6 +105,9 @@ pub const INSIDE: char = '█';
 /// Timeline glyph: within an operation that has not ended.
 pub const PENDING: char = '▒';
 
+/// Timeline glyph: the time that the user has chosen.
+pub const CURSOR: char = '│';
+
 /// Operations over time, in lanes (rows), one for each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
@@ -141,8 +144,10 @@ pub struct Span {
     pub to_ns: Option<i64>,
     /// Whether the operation has not ended.
     pub pending: bool,
-    /// Operation, number and group, shown where there is room.
-    pub label: String,
+    /// The operation, shown where there is room.
+    pub op: String,
+    /// Its number and group, shown where there is room: `#41 dp_5`.
+    pub call: String,
     /// Tone of the kind of group.
     pub tone: Tone,
 }

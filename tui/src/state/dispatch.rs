@@ -4,13 +4,14 @@ use super::State;
 use super::command::{self, TypedCommand};
 use super::input::{Input, Purpose};
 use super::screen::Screen;
-use super::screens::{Fold, OverviewPane, command_for, first_rank, neighbor};
+use super::screens::{Fold, OverviewPane, first_rank, neighbor};
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
 use crate::page::table::Target;
 use crate::page::theme::{Theme, Tone};
 use crate::state::event::Command;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use rcomm_analyzer::Code;
 use rcomm_analyzer::filter::Filter;
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
@@ -210,7 +211,7 @@ impl State {
             }
             Action::Explain => match self.target() {
                 Some(Target::Finding(id)) => self.go(Screen::Finding(id)),
-                _ => self.show_message("select a warning first", Tone::Dim),
+                _ => self.say_where_explained(),
             },
             Action::Mute => self.mute_selected(),
             Action::Mark => match self.rank_in_focus() {
@@ -340,6 +341,7 @@ impl State {
             Some(Target::Job(name)) => return self.show_job(name),
             Some(target) => self.go(Screen::of(&target)),
             None if *self.screen() == Screen::Overview => self.expand(),
+            None if *self.screen() == Screen::Warnings => self.say_where_explained(),
             None => {}
         }
         self.rebuild();
@@ -354,7 +356,7 @@ impl State {
     }
 
     /// The subject of the selected row or cell. If a row has none: the rank, group or finding that the screen shows.
-    fn target(&self) -> Option<Target> {
+    pub(super) fn target(&self) -> Option<Target> {
         let selection = self.selection();
         match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
             Some(Body::Table(table)) => {
@@ -503,11 +505,26 @@ impl State {
     }
 
     /// Mutes a code, or unmutes it if it is muted.
-    fn mute(&mut self, code: rcomm_analyzer::Code) {
+    fn mute(&mut self, code: Code) {
         if !self.muted.remove(&code) {
             self.muted.insert(code);
         }
         self.show();
+    }
+
+    /// The code in the selected row of a table.
+    fn code_of_row(&self) -> Option<Code> {
+        let row = self.table()?.rows.get(self.selection().row)?;
+        row.cells.iter().find_map(|cell| Code::parse(&cell.text))
+    }
+
+    /// Says where the code of the selected row is explained, if it is that of a note or of no finding: it has no screen.
+    fn say_where_explained(&mut self) {
+        let text = match self.code_of_row() {
+            Some(code) => format!("`rcomm-fr explain {code}` explains it"),
+            None => "select a warning first".to_owned(),
+        };
+        self.show_message(text, Tone::Dim);
     }
 
     /// Mutes the code of the selected row, or unmutes it.
@@ -518,12 +535,7 @@ impl State {
                 findings.iter().find(|f| f.id == id).map(|f| f.code)
             }),
             // The row may belong to a code without findings.
-            _ => self.table().and_then(|table| {
-                let row = table.rows.get(self.selection().row)?;
-                row.cells
-                    .iter()
-                    .find_map(|cell| rcomm_analyzer::Code::parse(&cell.text))
-            }),
+            _ => self.code_of_row(),
         };
         match code {
             Some(code) => self.mute(code),
@@ -540,57 +552,5 @@ impl State {
                 Tone::Bad,
             );
         }
-    }
-
-    /// The command that looks further at a rank at fault, if the selected row is about such a rank.
-    fn command_to_look_further(&self) -> Option<String> {
-        let snapshot = self.history.shown().filter(|_| !self.options.dumps)?;
-        let rank = match self.target()? {
-            Target::Rank(rank) if self.index.roots().contains(&rank) => rank,
-            Target::Finding(id) => {
-                let mut findings = snapshot.report.findings.iter();
-                *findings
-                    .find(|finding| finding.id == id)?
-                    .culprit_ranks
-                    .first()?
-            }
-            _ => return None,
-        };
-        command_for(snapshot.rank(rank)?, self.options.reads_process_facts)
-    }
-
-    /// Puts text on the clipboard: the command that looks further at the selected rank at fault, unless a pane of text
-    /// is focused. Without a command it is the selected line, and without a line the first line of the screen.
-    fn copy(&mut self) -> Option<Command> {
-        let selection = self.selection();
-        let is_text = matches!(
-            self.page.panes.get(selection.pane).map(|pane| &pane.body),
-            Some(Body::Text(_))
-        );
-        if !is_text && let Some(command) = self.command_to_look_further() {
-            return Some(Command::Copy(command));
-        }
-        let line = match self.page.panes.get(selection.pane).map(|pane| &pane.body) {
-            Some(Body::Table(table)) => table
-                .rows
-                .get(selection.row)
-                .map(crate::page::table::Row::line),
-            Some(Body::Text(lines)) => lines.get(selection.row).map(|line| {
-                line.iter()
-                    .map(|words| words.text.as_str())
-                    .collect::<String>()
-            }),
-            _ => None,
-        };
-        let head = || {
-            let line = self.page.head.first()?;
-            Some(
-                line.iter()
-                    .map(|words| words.text.as_str())
-                    .collect::<String>(),
-            )
-        };
-        line.or_else(head)
-            .map(|text| Command::Copy(text.trim().to_owned()))
     }
 }

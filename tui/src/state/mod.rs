@@ -5,6 +5,7 @@
 
 mod arrangement;
 pub mod command;
+mod copy;
 mod dispatch;
 pub mod event;
 pub mod history;

@@ -3,8 +3,8 @@
 use crate::page::layout::rows_of_lane;
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
-use crate::page::width::fit;
-use crate::page::{INSIDE, Lane, PENDING, Timeline};
+use crate::page::width::{fit, text_width};
+use crate::page::{CURSOR, INSIDE, Lane, PENDING, Timeline};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
@@ -67,14 +67,25 @@ pub(super) fn draw(
     let under = Rect::new(area.x, area.y + rows, area.width, 1);
     axis(timeline, under, width, theme, buffer);
     if let Some(x) = cursor(timeline, width) {
-        // Only on the bars: the empty rows between lanes would show it in other colors.
+        // Only on the bars: the empty rows between lanes belong to no rank.
         let bar_rows = lane_rows.saturating_sub(1).max(1);
         for lane in 0..lanes {
             let y = area.y + lane * lane_rows;
-            let column = Rect::new(area.x + LABEL_WIDTH + x, y, 1, bar_rows);
-            buffer.set_style(column, theme.selected());
+            for y in y..y + bar_rows {
+                draw_cursor(&mut buffer[(area.x + LABEL_WIDTH + x, y)], theme);
+            }
         }
     }
+}
+
+/// Draws the cursor into a cell of a lane. Inside a bar it is a line in the bar, which keeps its color.
+fn draw_cursor(cell: &mut ratatui::buffer::Cell, theme: &Theme) {
+    let is_name = cell.modifier.contains(Modifier::REVERSED);
+    match cell.symbol() {
+        "·" | " " if !is_name => cell.set_style(theme.style(Tone::Plain)),
+        _ => cell.set_style(theme.selected()),
+    };
+    cell.set_char(CURSOR);
 }
 
 /// The column of the cursor; `None` if it is outside the range, or there is none.
@@ -101,8 +112,8 @@ struct Cell {
 /// Minimum number of columns of an operation that shows its name.
 const MIN_NAMED_WIDTH: usize = 8;
 
-/// Returns one cell per column of the lane: inside an operation, inside a pending one, or outside. The name of a wide
-/// operation is written in inverse colors into its bar.
+/// Returns one cell per column of the lane: inside an operation, inside a pending one, or outside. A wide operation has
+/// its name in its bar: in inverse colors, or if it is pending in the bar's color.
 fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<Cell> {
     let outside = Cell {
         glyph: '·',
@@ -115,39 +126,50 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         let position = (ns - timeline.from_ns) as f64 / span * width as f64;
         position.clamp(0.0, width as f64) as usize
     };
-    for operation in &lane.spans {
+    // Which operation each column shows: of several in one column, the last.
+    let mut shown: Vec<Option<usize>> = vec![None; width];
+    for (number, operation) in lane.spans.iter().enumerate() {
         let from = column(operation.from_ns);
         let to = operation.to_ns.map_or(width, column);
-        let (glyph, tone) = match operation.pending {
-            false => (INSIDE, operation.tone),
-            true => (PENDING, Tone::Waiting),
-        };
         // A short operation takes at least one cell.
         let to = to.max(from + 1).min(width);
         let Some(bar) = cells.get_mut(from..to) else {
             continue;
         };
-        let style = theme.style(tone);
+        let glyph = if operation.pending { PENDING } else { INSIDE };
+        bar.fill(Cell {
+            glyph,
+            bar: glyph,
+            style: theme.style(operation.tone),
+        });
+        shown[from..to].fill(Some(number));
+    }
+    let mut from = 0;
+    for columns in shown.chunk_by(|left, right| left == right) {
+        let bar = &mut cells[from..from + columns.len()];
+        from += columns.len();
+        let Some(operation) = columns[0].map(|number| &lane.spans[number]) else {
+            continue;
+        };
+        if bar.len() < MIN_NAMED_WIDTH {
+            continue;
+        }
         // One column of the bar is kept before the name, so that two bars side by side can be distinguished.
-        let is_named = bar.len() >= MIN_NAMED_WIDTH;
-        // A number that was cut without a sign of it would be another number.
-        let name = is_named.then(|| fit(&operation.label, bar.len() - 1));
-        let name = name.iter().flat_map(|name| name.chars()).map(Some);
-        let name = std::iter::once(None).chain(name);
-        for (cell, letter) in bar.iter_mut().zip(name.chain(std::iter::repeat(None))) {
-            *cell = match letter {
-                Some(letter) => Cell {
-                    glyph: letter,
-                    // In inverse colors, a blank is a full bar.
-                    bar: ' ',
-                    style: style.add_modifier(Modifier::REVERSED),
-                },
-                None => Cell {
-                    glyph,
-                    bar: glyph,
-                    style,
-                },
-            };
+        let room = bar.len() - 1;
+        let whole = format!("{} {}", operation.op, operation.call);
+        // The kind of the operation says less than its number and group. A number that was cut without a sign of it
+        // would be another number.
+        let name = match text_width(&whole) <= room {
+            true => whole,
+            false => fit(&operation.call, room),
+        };
+        for (cell, letter) in bar[1..].iter_mut().zip(name.chars()) {
+            cell.glyph = letter;
+            if !operation.pending {
+                // In inverse colors, a blank is a full bar.
+                cell.bar = ' ';
+                cell.style = cell.style.add_modifier(Modifier::REVERSED);
+            }
         }
     }
     cells
@@ -241,7 +263,8 @@ mod tests {
             from_ns,
             to_ns,
             pending: to_ns.is_none(),
-            label: "all_reduce #3 dp".into(),
+            op: "all_reduce".into(),
+            call: "#3 dp".into(),
             tone: Tone::Good,
         }
     }
@@ -269,8 +292,41 @@ mod tests {
             tone: Tone::Plain,
             spans: vec![span(0, Some(20)), span(30, None)],
         };
-        assert_eq!(drawn(&lane, 40), "█all_re…····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
-        assert_eq!(drawn(&lane, 18), "███··▒all_reduce …");
+        assert_eq!(drawn(&lane, 40), "█#3 dp██····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
+        assert_eq!(drawn(&lane, 18), "███··▒#3 dp▒▒▒▒▒▒▒");
+        // A number or a group that does not fit is marked as cut.
+        let mut lane = lane;
+        lane.spans[0].call = "#30001 dp".into();
+        assert_eq!(drawn(&lane, 40), "█#30001…····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
+        // Another operation in the bar covers no letter of the name.
+        lane.spans.push(span(35, Some(36)));
+        lane.spans.sort_by_key(|span| span.from_ns);
+        lane.spans.swap(1, 2);
+        assert_eq!(drawn(&lane, 40), "█#30001…····▒▒█▒all_reduce #3 dp▒▒▒▒▒▒▒▒");
+    }
+
+    #[test]
+    fn a_pending_operation_has_the_color_of_its_group_and_the_cursor_hides_no_bar() {
+        let theme = Theme::new(ThemeName::Dark, Depth::True);
+        let lane = Lane {
+            rank: 0,
+            label: String::new(),
+            tone: Tone::Plain,
+            spans: vec![span(10, Some(12)), span(60, None)],
+        };
+        let drawn = cells(&timeline(None), &lane, 50, &theme);
+        let color = theme.style(Tone::Good).fg;
+        assert_eq!((drawn[5].style.fg, drawn[40].style.fg), (color, color));
+        let timeline = Timeline {
+            lanes: vec![lane.clone(), lane],
+            ..timeline(Some(10))
+        };
+        let area = Rect::new(0, 0, LABEL_WIDTH + 50, 3);
+        let mut buffer = Buffer::empty(area);
+        draw(&timeline, area, None, &theme, &mut buffer);
+        let under = &buffer[(LABEL_WIDTH + 5, 0)];
+        assert_eq!((under.symbol(), Some(under.fg)), ("│", color));
+        assert!(under.modifier.contains(Modifier::REVERSED), "{under:?}");
     }
 
     #[test]

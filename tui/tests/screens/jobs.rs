@@ -48,6 +48,19 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
     update(&mut state, Event::Jobs(jobs.into()));
     press(&mut state, "9");
     insta::assert_snapshot!(text::of(&state));
+    // What is added on a tall terminal is about the job on display, whichever row is selected.
+    update(&mut state, Event::Resize(200, 50));
+    let screen = text::of(&state);
+    for title in ["timeline", "trends"] {
+        assert!(
+            screen.contains(&format!("─ {title}: job demo-healthy ─")),
+            "{screen}"
+        );
+    }
+    assert!(
+        screen.contains("newest first: job demo-healthy ─"),
+        "{screen}"
+    );
     let command = press(&mut state, "<enter>");
     assert_eq!(command, Some(Command::ShowJob("other".into())));
     assert_eq!(*state.screen(), Screen::Overview);

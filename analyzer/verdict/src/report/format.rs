@@ -7,6 +7,13 @@ pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
 
+/// Whether a file of a call stack belongs to the communication library or its wrappers, and not to the program.
+pub fn is_library(filename: &str) -> bool {
+    ["/torch/", "torch/distributed/", "/torchcomms/", "c10d"]
+        .iter()
+        .any(|part| filename.contains(part))
+}
+
 /// Ascending ranks as spans, like `0-63,70`: at most `max_spans` of them, then the number of ranks left, like `,+9`.
 pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
     spans(ranks, "-", max_spans)

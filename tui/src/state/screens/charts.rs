@@ -41,6 +41,11 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
         return;
     }
     page.kept_rows = vec![0; page.panes.len()];
+    // Another job may be selected in the list of jobs.
+    let job = match screen {
+        Jobs if !model.snapshot.job.is_empty() => format!(": job {}", model.snapshot.job),
+        _ => String::new(),
+    };
     let spare = |page: &Page| rows.saturating_sub(needed(page, model.size));
     let mut added = Vec::new();
     if *screen != Screen::Timeline {
@@ -56,7 +61,7 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
     added.push(("trends", trends, 0));
     for (title, body, kept) in added {
         let pane = Pane {
-            title: title.into(),
+            title: format!("{title}{job}"),
             body,
         };
         let height = needed_rows(&pane, columns).max(kept);
@@ -83,7 +88,8 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
     // The title and the headings take a row each.
     let operations = usize::from(left.saturating_sub(2));
     if operations >= MIN_OPERATIONS {
-        let pane = operations_pane(model, operations);
+        let mut pane = operations_pane(model, operations);
+        pane.title.push_str(&job);
         page.panes.insert(last + 1, pane);
         page.kept_rows.insert(last + 1, left);
     } else {

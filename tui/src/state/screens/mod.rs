@@ -36,6 +36,7 @@ use super::trends::Trends;
 use crate::keys::Keymap;
 use crate::page::{Page, Pane};
 use rcomm_analyzer::filter::{Filter, Subject};
+use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::source::{ProcessFacts, TakenStacks};
 use rcomm_analyzer::{
     Code, Finding, GroupRef, GroupReport, InstanceReport, Moment, NodeJob, Snapshot,
@@ -102,6 +103,12 @@ pub struct ViewModel<'a> {
     pub wall_ns: i64,
     /// When the fault of a simulated job begins, wall clock, ns since the epoch; `None` if there is none.
     pub fault_ns: Option<i64>,
+}
+
+/// `rank 3`, `ranks 0-63,70`: at most `max_spans` spans, then the number of ranks left.
+fn name_ranks(ranks: &[Rank], max_spans: usize) -> String {
+    let plural = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{plural} {}", rank_set(ranks, max_spans))
 }
 
 impl ViewModel<'_> {
@@ -204,6 +211,15 @@ impl ViewModel<'_> {
     /// The name of a group, or that of several together.
     fn labels<'a>(&self, groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
         self.index.names().fold(groups)
+    }
+
+    /// The current age (ms) of an operation from that at the time of the snapshot: one that was not `overdue` then may
+    /// have ended since, and keeps its age.
+    fn age_of(&self, ms: Option<f64>, overdue: bool) -> Option<f64> {
+        match overdue {
+            true => self.age(ms),
+            false => self.as_of_ns.and(ms),
+        }
     }
 
     /// Converts an age (ms) at the time of the snapshot to the current age. `None` if the age is unknown, or if the

@@ -2,7 +2,8 @@
 
 use super::charts::trends;
 use super::{
-    ViewModel, finding, groups, in_flight, jobs, look_further, rank, ranks, timeline, warnings, why,
+    ViewModel, finding, groups, in_flight, jobs, look_further, name_ranks, rank, ranks, timeline,
+    warnings, why,
 };
 use crate::keys::Action;
 use crate::page::layout::{is_whole, needed};
@@ -10,7 +11,7 @@ use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Grid, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{Marked, since_ms};
-use rcomm_analyzer::format::{count, duration_ms, rank_set};
+use rcomm_analyzer::format::{count, duration_ms};
 use rcomm_analyzer::print::human::format_ranks_read;
 use rcomm_analyzer::{Finding, RankState, Report, Until, Verdict, causes};
 use rcomm_recorder::model::Rank;
@@ -421,8 +422,8 @@ fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page
     page.panes[at].body = Body::Text(trends(model, column_width(model), usize::from(height)));
 }
 
-/// `why: 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right of an
-/// arrow wait for those left of it. `None` if there are no root causes or no ranks wait.
+/// `why: rank 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right of
+/// an arrow wait for those left of it. `None` if there are no root causes or no ranks wait.
 fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     let roots = model.index.roots();
     if roots.is_empty() {
@@ -432,7 +433,7 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     if chain.is_empty() {
         return None;
     }
-    let mut text = format!("   why: {}", rank_set(roots, 4));
+    let mut text = format!("   why: {}", name_ranks(roots, 4));
     let mut level = 0;
     for link in &chain {
         let groups = model.labels(&link.groups);

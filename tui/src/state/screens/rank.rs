@@ -2,12 +2,12 @@
 //! operations in flight, its newest operations, and the stack of its newest call.
 
 use super::timeline::end_of;
-use super::{ViewModel, in_flight, look_further, overview};
+use super::{ViewModel, in_flight, look_further, name_ranks, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
-use rcomm_analyzer::format::{count, grouped, rank_set};
+use rcomm_analyzer::format::{count, grouped, is_library};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{GroupRef, RankView};
 use rcomm_recorder::model::text::{age, duration_ms, time_of_day};
@@ -94,7 +94,7 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
             Some(_) => "waited",
             None => "waits",
         };
-        let text = format!("{verb} for {} in {call}", rank_set(&wait.on, 6));
+        let text = format!("{verb} for {} in {call}", name_ranks(&wait.on, 6));
         lines.push(vec![plain(text)]);
     }
     if let Some(error) = model.snapshot.report.failure(rank) {
@@ -117,11 +117,8 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
             "failed" => "waited",
             verb => verb,
         };
-        let text = format!(
-            "{} {verb} for it: {}",
-            count(waiting.len() as u64, "rank"),
-            rank_set(&waiting, 6)
-        );
+        // Others may wait for these ranks in turn.
+        let text = format!("{} {verb} for it directly", name_ranks(&waiting, 6));
         lines.push(vec![plain(text)]);
     }
     lines.extend(
@@ -150,10 +147,13 @@ fn health(model: &ViewModel<'_>, view: &RankView) -> String {
         .report(model.snapshot, view.rank)
         .map_or(0, |r| r.lost);
     let held = count(dump.entries.len() as u64, "operation");
-    let mut text = match lost {
-        0 => format!("record: {held} held"),
-        lost => format!("record: {held} held, {} older gone", grouped(lost)),
-    };
+    let mut text = format!("record: {held} held");
+    if dump.entries.len() > MAX_LISTED {
+        text.push_str(&format!(", the newest {MAX_LISTED} listed"));
+    }
+    if lost > 0 {
+        text.push_str(&format!(", {} older gone", grouped(lost)));
+    }
     if dump.identity.dump_time_ns > 0 {
         text.push_str(&format!(
             ", as of {} UTC",
@@ -245,7 +245,7 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
     } else {
         entry.collective_seq_id
     };
-    let call_site = innermost(dump, entry).map_or_else(String::new, |frame| {
+    let call_site = own_frame(dump, entry).map_or_else(String::new, |frame| {
         format!("{}:{} {}", frame.filename, frame.line, frame.name)
     });
     let state = match entry.graph_id {
@@ -282,12 +282,14 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
     }
 }
 
-/// The innermost recorded frame of the call of an operation; `None` without one.
-pub(super) fn innermost<'a>(
+/// The innermost recorded frame of the call of an operation that is the program's own, and not that of the library; the
+/// innermost of all if there is none, and `None` without a stack.
+pub(super) fn own_frame<'a>(
     dump: &'a Dump,
     entry: &Entry,
 ) -> Option<&'a rcomm_recorder::model::Frame> {
-    frames(dump, entry).next()
+    let mut own = frames(dump, entry).filter(|frame| !is_library(&frame.filename));
+    own.next().or_else(|| frames(dump, entry).next())
 }
 
 /// The operation that a rank issued last, with the record that holds it; `None` if no record holds any.

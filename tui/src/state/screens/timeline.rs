@@ -81,7 +81,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     if kinds.len() > TONES.len() {
         legend.push(plain("and others  "));
     }
-    legend.push(styled(PENDING.to_string(), Tone::Waiting));
+    legend.push(plain(PENDING.to_string()));
     legend.push(plain(
         " pending  [(] [)] operation [h] [l] time [+] [_] zoom",
     ));
@@ -270,7 +270,7 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
         .div_euclid(1_000_000)
         .rem_euclid(1_000);
     let mut rest = format!(", issued {issued}.{ms:03} UTC");
-    if let Some(frame) = super::rank::innermost(dump, entry) {
+    if let Some(frame) = super::rank::own_frame(dump, entry) {
         rest.push_str(&format!(" at {}:{}", frame.filename, frame.line));
     }
     line.push(plain(rest));
@@ -325,7 +325,8 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
                     from_ns: entry.time_created_ns,
                     to_ns: end,
                     pending,
-                    label: format!("{} #{} {label}", op_name(dump, entry), seq_of(entry)),
+                    op: op_name(dump, entry).to_owned(),
+                    call: format!("#{} {label}", seq_of(entry)),
                     tone: TONES[kind.unwrap_or(0).min(TONES.len() - 1)],
                 }
             })

@@ -1,6 +1,6 @@
 //! Why: the causal chain of a rank, a group, a finding, or of the whole hang.
 
-use super::{ViewModel, group_target, overview};
+use super::{ViewModel, group_target, name_ranks, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
@@ -47,7 +47,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
         let (word, mark) = cause(model, roots[0]);
         head.push(vec![
             plain(format!("{word}: ")),
-            styled(name_ranks(&roots), mark.tone),
+            styled(name_ranks(&roots, 8), mark.tone),
             plain(count_waiting(model, &chain, roots.len())),
         ]);
     }
@@ -96,13 +96,8 @@ fn table(rows: Vec<Row>) -> Table {
         columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
         rows,
         headings: Headings::Shown,
-        empty: "no rank waits".into(),
+        empty: "no rank has waited for too long".into(),
     }
-}
-
-fn name_ranks(ranks: &[Rank]) -> String {
-    let plural = if ranks.len() == 1 { "" } else { "s" };
-    format!("rank{plural} {}", rank_set(ranks, 8))
 }
 
 /// The end of a sentence about the root causes: how many ranks wait, or failed, because of them; empty if none does.
@@ -166,7 +161,7 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     let step = |wait: &rcomm_analyzer::Wait| {
         let call = overview::call(model, &wait.op, wait.seq, &wait.group);
         let verb = verb(model, &[wait.rank]);
-        let what = format!("{verb} in {call} for {}", rank_set(&wait.on, 4));
+        let what = format!("{verb} in {call} for {}", name_ranks(&wait.on, 4));
         let who = model.rank_label(wait.rank);
         let mark = mark_of(verb);
         row(
@@ -246,7 +241,7 @@ fn cause(model: &ViewModel<'_>, rank: Rank) -> (&'static str, Mark) {
     }
 }
 
-/// The frame to show for a call: the one that a finding names as the program's own, else the innermost. `None` if no
+/// The frame to show for a call: the one that a finding names, else the innermost of the program's own. `None` if no
 /// stack of the call was recorded.
 fn place<'a>(
     model: &ViewModel<'_>,
@@ -266,7 +261,7 @@ fn place<'a>(
         })
     };
     let mut frames = super::rank::frames(dump, entry);
-    (frames.find(is_named)).or_else(|| super::rank::innermost(dump, entry))
+    (frames.find(is_named)).or_else(|| super::rank::own_frame(dump, entry))
 }
 
 /// An operation as text; `None` if the record lacks its group.

@@ -6,7 +6,7 @@ use crate::align::record::{NONE, Op};
 use crate::align::{GroupIx, RecordIx, event};
 use crate::judge::life::raised::{self, RAISED};
 use crate::judge::waits::wait_graph::Place;
-use crate::report::format::printable;
+use crate::report::format::{is_library, printable};
 use crate::report::{FrameRef, SeqKind};
 use rcomm_recorder::model::{EntryState, Frame, OpType, Peer, Rank};
 use std::collections::{BTreeMap, BTreeSet};
@@ -444,11 +444,4 @@ impl Context<'_> {
     pub(crate) fn raised(&self, record: RecordIx) -> Option<&str> {
         self.phase(record).filter(|phase| phase.starts_with(RAISED))
     }
-}
-
-/// Whether a file belongs to the communication library or its wrappers.
-fn is_library(filename: &str) -> bool {
-    ["/torch/", "torch/distributed/", "/torchcomms/", "c10d"]
-        .iter()
-        .any(|part| filename.contains(part))
 }

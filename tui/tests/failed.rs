@@ -107,7 +107,7 @@ fn no_rank_waits_for_the_culprit_once_all_have_failed() {
     let mut state = showing(snapshot, (120, 40));
     common::press(&mut state, &format!(":rank {culprit}<enter>"));
     let screen = text::of(&state);
-    assert!(screen.contains(" waited for it: "), "{screen}");
+    assert!(screen.contains(" waited for it directly"), "{screen}");
     assert!(!screen.contains("wait for it"), "{screen}");
 }
 

@@ -341,7 +341,9 @@ impl State {
             Some(Target::Job(name)) => return self.show_job(name),
             Some(target) => self.go(Screen::of(&target)),
             None if *self.screen() == Screen::Overview => self.expand(),
-            None if *self.screen() == Screen::Warnings => self.say_where_explained(),
+            None if *self.screen() == Screen::Warnings && self.code_of_row().is_some() => {
+                self.say_where_explained();
+            }
             None => {}
         }
         self.rebuild();

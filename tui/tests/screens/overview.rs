@@ -207,7 +207,8 @@ fn rows_that_no_pane_needs_have_the_newest_operations() {
 
 #[test]
 fn the_newest_operations_are_those_of_the_late_rank_if_none_is_at_fault() {
-    let state = showing(recorded(Situation::Straggler), (200, 50));
+    let mut state = showing(recorded(Situation::Straggler), (200, 50));
+    press(&mut state, "4");
     let report = &state.snapshot().expect("a snapshot is shown").report;
     let late = report.findings[0].culprit_ranks[0];
     assert_ne!(late, 0);
@@ -252,7 +253,7 @@ fn views_that_leave_rows_empty_have_operations_a_timeline_and_trends_that_no_row
             press(&mut state, view);
             let screen = text::of(&state);
             let row = |title: &str| screen.lines().position(|line| line.starts_with(title));
-            ["─ last operations", "─ timeline ─", "─ trends ─"].map(row)
+            ["─ last operations", "─ timeline", "─ trends"].map(row)
         };
         let added = rows_of_added(&few, (200, 50));
         assert!(added.iter().all(Option::is_some), "view {view}");

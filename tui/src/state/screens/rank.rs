@@ -147,13 +147,10 @@ fn health(model: &ViewModel<'_>, view: &RankView) -> String {
         .report(model.snapshot, view.rank)
         .map_or(0, |r| r.lost);
     let held = count(dump.entries.len() as u64, "operation");
-    let mut text = format!("record: {held} held");
-    if dump.entries.len() > MAX_LISTED {
-        text.push_str(&format!(", the newest {MAX_LISTED} listed"));
-    }
-    if lost > 0 {
-        text.push_str(&format!(", {} older gone", grouped(lost)));
-    }
+    let mut text = match lost {
+        0 => format!("record: {held} held"),
+        lost => format!("record: {held} held, {} older gone", grouped(lost)),
+    };
     if dump.identity.dump_time_ns > 0 {
         text.push_str(&format!(
             ", as of {} UTC",

@@ -213,15 +213,6 @@ impl ViewModel<'_> {
         self.index.names().fold(groups)
     }
 
-    /// The current age (ms) of an operation from that at the time of the snapshot: one that was not `overdue` then may
-    /// have ended since, and keeps its age.
-    fn age_of(&self, ms: Option<f64>, overdue: bool) -> Option<f64> {
-        match overdue {
-            true => self.age(ms),
-            false => self.as_of_ns.and(ms),
-        }
-    }
-
     /// Converts an age (ms) at the time of the snapshot to the current age. `None` if the age is unknown, or if the
     /// records do not note when they were taken: the given age then ends at the newest operation.
     fn age(&self, ms: Option<f64>) -> Option<f64> {

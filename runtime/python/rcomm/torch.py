@@ -499,7 +499,7 @@ class _Recorder:
 
         def raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             # Other threads end without the program, and a prompt goes on; both may call this hook as well.
-            if threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1"):
+            if threading.current_thread() is threading.main_thread() and not _is_at_prompt():
                 _quietly(self.note_exception, error)
             hook(kind, error, trace)
 
@@ -556,6 +556,20 @@ class _Recorder:
         before = self.phase
         _name_phase(name)
         return before
+
+
+def _is_at_prompt() -> bool:
+    """Whether the exception for which `sys.excepthook` is called leaves the program at a prompt: its own one, that of
+    `python -i`, or one that it has opened with the module `code`. Not whether there has been one: `sys.ps1` stays set."""
+    main = sys.modules.get("__main__")
+    if sys.flags.interactive or sys.flags.inspect or (hasattr(sys, "ps1") and not hasattr(main, "__file__")):
+        return True
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("code", "_pyrepl"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _quietly(act: Callable[..., object], *args: object) -> None:

@@ -322,6 +322,26 @@ def test_exception_in_a_thread_does_not_count_as_the_end_of_the_rank(job, of_thr
     assert not list(started.rings.glob("*.ring"))
 
 
+@pytest.mark.parametrize(
+    ("options", "typed", "told"),
+    [([], "", "end\n"), ([], "1/0\n", "prompt\nend\n"), (["-i"], "", "prompt\n")],
+)
+def test_an_exception_at_a_prompt_does_not_end_the_program(tmp_path, options, typed, told):
+    """`told` is what the hook takes an exception for: one typed at a prompt of `code`, and then the program's own."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import code, sys\nfrom rcomm import torch as recording\n"
+        "file = open(sys.argv[1], 'a')\n"
+        "sys.excepthook = lambda *_: print('prompt' if recording._is_at_prompt() else 'end', file=file, flush=True)\n"
+        "if sys.argv[2:]:\n    code.interact()\n"
+        "raise ValueError\n"
+    )
+    seen = tmp_path / "seen"
+    command = [sys.executable, *options, str(script), str(seen), *(["prompt"] if typed else [])]
+    subprocess.run(command, input=typed, text=True, capture_output=True, timeout=120)
+    assert seen.read_text() == told
+
+
 def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job, tmp_path, until):
     go = tmp_path / "go"
 

@@ -281,8 +281,8 @@ impl Bootstrap {
         let (no_arrival, no_report) = match is_latest {
             true => ("did not arrive", "arrived and has not reported since"),
             false => (
-                "had not arrived when the store ended",
-                "arrived and had not reported when the store ended",
+                "had not arrived when the store last answered",
+                "arrived and had not reported when the store last answered",
             ),
         };
         let mut facts = Vec::new();
@@ -389,8 +389,8 @@ mod tests {
         // This store answers as many questions, and none of a second round.
         let store = Arc::new(CountingStore::ending_after(store.keys()));
         let text = given_up(store, Duration::from_secs(600));
-        let sentence = "had not arrived when the store ended: rank 6; arrived and had not reported when the store \
-                        ended: rank 4";
+        let sentence = "had not arrived when the store last answered: rank 6; arrived and had not reported when \
+                        the store last answered: rank 4";
         assert!(text.ends_with(sentence), "{text}");
     }
 

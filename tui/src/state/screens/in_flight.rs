@@ -1,14 +1,14 @@
 //! Operations in flight: one row per collective or message, joined over its ranks. Equal operations of groups with
 //! the same description share a row, unless the user unfolds them.
 
-use super::{Fold, ViewModel, group_target};
+use super::{Fold, ViewModel, group_target, name_ranks};
 use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::width::text_width;
 use crate::page::{Body, Page, Pane, plain};
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::{count, rank_set};
+use rcomm_analyzer::format::count;
 use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Verdict};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{age, narrow_bytes};
@@ -171,7 +171,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
         _ => (Mark::NONE, Tone::Plain),
     };
     let missing = match fold {
-        [one] => error_and_missing(one),
+        [one] => error_and_missing(model, one),
         [first, others @ ..]
             if let Some(error) = &first.error
                 && others.iter().all(|other| other.error == first.error) =>
@@ -182,7 +182,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
         _ => format!(
             "{} of each {}",
             count(first.missing.len() as u64, "rank"),
-            so_far(first)
+            so_far(model, first)
         ),
     };
     let groups: Vec<_> = fold.iter().map(|instance| &instance.group).collect();
@@ -213,32 +213,32 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     }
 }
 
-/// The error of an operation that has failed, and the ranks that have not joined: `rank 517 never issued`, or `rank 517
-/// not yet` while the operation is not overdue. Ranks whose progress is unknown are listed as not known.
-fn error_and_missing(instance: &InstanceReport) -> String {
+/// The error of an operation that has failed, and the ranks that have not joined: `rank 517 never issued`, on a narrow
+/// terminal `rank 517 missing`, or `rank 517 not yet` while the operation is not overdue. Ranks whose progress is
+/// unknown are listed as not known.
+fn error_and_missing(model: &ViewModel<'_>, instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     if !instance.missing.is_empty() {
-        parts.push(format!("{} {}", ranks(&instance.missing), so_far(instance)));
+        parts.push(format!(
+            "{} {}",
+            name_ranks(&instance.missing, 4),
+            so_far(model, instance)
+        ));
     }
     if let Some(error) = &instance.error {
         parts.insert(0, error.clone());
     }
     if !instance.unknown.is_empty() {
-        parts.push(format!("{} not known", ranks(&instance.unknown)));
+        parts.push(format!("{} not known", name_ranks(&instance.unknown, 4)));
     }
     parts.join(", ")
 }
 
-/// What missing ranks did about an operation.
-const fn so_far(instance: &InstanceReport) -> &'static str {
+/// What missing ranks did about an operation: less of it on a narrow terminal, where there is no room for the rest.
+fn so_far(model: &ViewModel<'_>, instance: &InstanceReport) -> &'static str {
     match instance.overdue {
+        true if model.size.0 < 100 => "missing",
         true => "never issued",
         false => "not yet",
     }
-}
-
-/// A few ranks in words: `rank 2`, `ranks 4,6`.
-fn ranks(ranks: &[Rank]) -> String {
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    format!("{noun} {}", rank_set(ranks, 4))
 }

@@ -162,7 +162,8 @@ fn of_several_living_jobs_the_one_with_an_error_is_shown_and_the_others_have_the
     let (shown, others) = run.stdout.split_once("others:").unwrap();
     assert!(shown.starts_with("MISMATCH"), "{run:?}");
     assert!(
-        shown.contains("the newest living job whose report has an error: 2 rings of job odd"),
+        (shown.split_whitespace().collect::<Vec<_>>().join(" "))
+            .contains("the newest living job whose report has an error: 2 rings of job odd"),
         "{run:?}"
     );
     let line_of_well = others.lines().find(|line| line.contains("job well"));

@@ -449,7 +449,8 @@ fn a_rank_that_dies_as_it_joins_is_named_by_all_others() {
         assert!(
             // The rank that serves the store may end before the others.
             error.contains("arrived and has not reported since: rank 2")
-                || error.contains("arrived and had not reported when the store last answered: rank 2"),
+                || error
+                    .contains("arrived and had not reported when the store last answered: rank 2"),
             "rank {rank}: {error}"
         );
     }

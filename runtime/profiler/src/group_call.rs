@@ -3,19 +3,20 @@
 use crate::handle::SlotUse;
 use std::cell::Cell;
 
-/// A thread's group call. Each field is a cell of its own: a load of several of them soon after a store of one would
-/// wait for the store.
+/// A thread's newest outermost group call, open or ended. Each field is a cell of its own: a cell of the whole struct
+/// would be loaded at once, and that load waits for a store of one field soon before it.
 struct GroupCall {
     /// The number of the group call among those of the thread; 0 before the first one.
     number: Cell<u32>,
     is_open: Cell<bool>,
-    /// The use of the slot of the operation that was issued last; 0 = none.
-    first: Cell<u64>,
+    /// The list of the group call's operations, the newest first: the use of the slot of the operation that was added
+    /// last, which leads to the one before; 0 if the list is empty.
+    newest: Cell<u64>,
 }
 
 thread_local! {
     static NEWEST: GroupCall = const {
-        GroupCall { number: Cell::new(0), is_open: Cell::new(false), first: Cell::new(0) }
+        GroupCall { number: Cell::new(0), is_open: Cell::new(false), newest: Cell::new(0) }
     };
 }
 
@@ -40,7 +41,7 @@ pub(crate) fn begin() -> (u64, u32) {
         let number = group.number.get().wrapping_add(1);
         group.number.set(number);
         group.is_open.set(true);
-        (group.first.replace(0), number)
+        (group.newest.replace(0), number)
     })
 }
 
@@ -59,11 +60,11 @@ pub(crate) fn add(
 ) -> Option<SlotUse> {
     let list = with(|group| {
         let is_in = number.is_some_and(|number| group.is_open(number));
-        is_in.then(|| group.first.get())
+        is_in.then(|| group.newest.get())
     });
     let taken = take(list)?;
     if list.is_some() {
-        with(|group| group.first.set(taken.to_word()));
+        with(|group| group.newest.set(taken.to_word()));
     }
     Some(taken)
 }
@@ -71,13 +72,13 @@ pub(crate) fn add(
 /// Whether this operation was the last one to be added to the list of the thread's group call.
 #[inline]
 pub(crate) fn is_last(operation: u64) -> bool {
-    with(|group| group.first.get() == operation)
+    with(|group| group.newest.get() == operation)
 }
 
 /// Takes the operation that was added last from the list of the thread's group call, which then is `before`.
 #[inline]
 pub(crate) fn remove_last(before: u64) {
-    with(|group| group.first.set(before));
+    with(|group| group.newest.set(before));
 }
 
 /// Ends the group call of this number, and returns the list of its operations; 0 if it is empty, or the thread is not
@@ -89,7 +90,7 @@ pub(crate) fn end(number: u32) -> u64 {
             return 0;
         }
         group.is_open.set(false);
-        group.first.replace(0)
+        group.newest.replace(0)
     })
 }
 

@@ -37,7 +37,7 @@ impl Arrivals {
             return;
         }
         let mut progress = match (status, last) {
-            (None, _) => "has not made this group".to_owned(),
+            (None, _) => "does not have this group, or no longer".to_owned(),
             (_, ..=0) => "has called no collective here yet".to_owned(),
             (_, last) => format!("last collective here is #{last}"),
         };
@@ -78,7 +78,7 @@ impl Arrivals {
             ));
         }
         if !self.missing.is_empty() {
-            let title = if is_p2p { "members" } else { "not arrived" };
+            let title = if is_p2p { "answered" } else { "not arrived" };
             let mut text = format!("{title}: ");
             for (index, (rank, progress)) in self.missing.iter().take(MAX_RANKS).enumerate() {
                 let comma = if index == 0 { "" } else { ", " };

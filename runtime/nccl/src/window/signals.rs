@@ -1,4 +1,5 @@
-//! The signals of a window. The library's signals, which are counted for all windows together, show when they arrive.
+//! The signals of a window, each of which is counted in a word that the host reads. The library's own signals, which it
+//! counts for all windows of a communicator together, show when the data that were put before have arrived.
 
 use super::{Incoming, NcclWindow, OpenWindow, WORD, lock, to_c};
 use crate::cuda::event::Mark;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 /// The counts of the library's signals on one communicator. All windows of the communicator share them.
 pub(crate) struct Signals {
-    /// The number of signals sent to each rank.
+    /// The number of the library's signals to each rank that were enqueued: one for each put or signal.
     pub(super) sent: Mutex<Vec<u32>>,
     /// The number of signals from each rank for which a wait was enqueued.
     taken: Mutex<Vec<u32>>,
@@ -63,8 +64,8 @@ impl NcclWindow {
         }
     }
 
-    /// Enqueues a wait for the library's signals from `peer` up to number `until`, which were all sent already. Returns
-    /// `None` if a wait for them was enqueued before.
+    /// Enqueues a wait for the library's signals from `peer` up to number `until`, which are sent already or enqueued
+    /// before on this stream. Returns `None` if a wait for them was enqueued before.
     fn take_signals(
         &self,
         state: MutexGuard<'_, QueueState>,
@@ -119,7 +120,7 @@ impl NcclWindow {
         Ok((word as u32, (word >> 32) as u32))
     }
 
-    /// Whether another signal from `peer` has arrived, with the data that was put before it. Also returns false while
+    /// Whether another signal from `peer` has arrived, with the data that was put before it. May return false while
     /// another thread uses the queue. Waits for a copy from the device, but never for a peer.
     pub(super) fn poll_signals(
         &self,

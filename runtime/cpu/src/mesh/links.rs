@@ -135,7 +135,8 @@ impl Links {
         self.sample(recorder, now);
     }
 
-    /// Records that no operation waits for these peers any more.
+    /// Clears the recorded wait for these peers, since an operation that waited for them has advanced. If it or another
+    /// one waits on, [`note_wait`](Self::note_wait) records that again.
     pub(crate) fn end_wait(&self, ranks: &[Rank]) {
         if let Some(recorder) = self.recorder.as_deref() {
             self.record_wait(recorder, ranks, Timestamp::default(), None);
@@ -143,7 +144,7 @@ impl Links {
     }
 
     /// Whether a noted error shows that this host's own system has ended a connection to this peer. Returns `false` if
-    /// the rank has no recorder: errors are then not noted.
+    /// this rank has no recorder: errors are then not noted.
     pub(crate) fn is_aborted(&self, rank: Rank) -> bool {
         lock(&self.peers)
             .get(&rank)
@@ -161,8 +162,8 @@ impl Links {
         }
     }
 
-    /// Samples all connections now, since an operation has failed, and records the errors that are pending on
-    /// their sockets.
+    /// Samples all connections now, since an operation has failed, and records for each peer the first error
+    /// that is pending on its sockets.
     pub(crate) fn sample_now(&self) {
         let Some(recorder) = self.recorder.as_deref() else {
             return;

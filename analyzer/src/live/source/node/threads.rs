@@ -29,7 +29,8 @@ impl StackRequests for RingThreads {
     }
 }
 
-/// The threads of the processes of ranks; a process is `None` if it is gone or not on this node.
+/// The threads of the processes of ranks; a process is `None` if it is gone or cannot be
+/// seen from here.
 pub(super) fn threads_of_ranks(
     processes: impl IntoIterator<Item = (Rank, Option<u32>)>,
     deadline: Instant,
@@ -90,14 +91,14 @@ pub(super) fn describe_state(status: &str, wchan: &str) -> String {
     let verb = match state.chars().next() {
         Some('R') => return "runs, or waits for a processor".to_owned(),
         Some('S') => "sleeps",
-        Some('D') => "waits for a device or a file system",
+        Some('D') => "sleeps uninterruptibly",
         Some('T') => "is stopped",
         Some('t') => "is held by a debugger",
         Some('Z' | 'X') => "has ended",
         Some('I') => "is idle",
         _ => "is in a state that is not known",
     };
-    // The kernel writes `0` if it hides the value.
+    // The kernel writes `0` if it hides the value, or knows no function in which the thread waits.
     match printable(wchan).as_str() {
         "" | "0" => verb.to_owned(),
         wchan => format!("{verb} in {wchan}"),
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_of_a_rank_is_named_with_what_it_waits_in() {
+    fn a_thread_of_a_rank_that_waits_is_named_and_sleeps() {
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let mut config = RecorderConfig::new("job", 3, 4);
         config.placement = Placement::Dir(directory.path().to_owned());
@@ -176,7 +177,7 @@ mod tests {
         );
         assert_eq!(
             describe("D (disk sleep)", "nfs_wait_bit_killable"),
-            "waits for a device or a file system in nfs_wait_bit_killable"
+            "sleeps uninterruptibly in nfs_wait_bit_killable"
         );
         assert_eq!(
             describe("T (stopped)", "do_signal_stop"),

@@ -1,5 +1,5 @@
 //! Jobs with the debug checks: before each collective, the ranks compare what they issue and look for NaNs in its
-//! input.
+//! input. Also messages whose size does not fit, which backends refuse without these checks.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{DebugLevel, NanCheck};
@@ -7,7 +7,7 @@ use rcomm::{Config, ErrorKind, FakeFabric, GroupOptions, ReduceOp, World};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
-/// The backends that compare what ranks issue.
+/// The backends on which the checks are tested.
 fn carriers() -> [Carrier; 2] {
     [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
 }

@@ -6,9 +6,9 @@ use super::{Kind, Random, Spec};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
-/// Ends the programs of all ranks of the rank's host, and for [`Kind::HostsDown`] those of another host too, around the
-/// same point. `None` if only one rank would end, if too little of the job is left, or if the same host was drawn
-/// twice.
+/// Ends the programs of all ranks of the rank's host, and for [`Kind::HostsDown`] those of another host too, at act
+/// `at` or up to two before it. `None` if only one rank would end, if fewer than two would be left, or if the same host
+/// was drawn twice.
 pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
@@ -41,6 +41,7 @@ pub(super) fn inject(
         rank,
         at,
         culprits,
+        // Each rank ends in an act of its own group; the world stands for them.
         group: 0,
         // Gloo's recorder names no members, and all groups of one role may be gone with the host.
         decidable: spec.recording.recorder != Recorder::NativeGloo,

@@ -1,5 +1,5 @@
-//! Every backend computes what a scalar reference without ranks computes, for each operation, element type, length and
-//! group, blocking or not.
+//! Every backend computes what a scalar reference without ranks computes, or refuses what its library lacks: for all
+//! collectives and messages, all element types, some lengths and two orders of ranks, blocking or not.
 #![allow(clippy::unwrap_used)]
 
 mod cases;
@@ -86,8 +86,8 @@ fn every_backend_computes_what_the_reference_computes() {
     assert!(checked >= 3 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
 }
 
-/// Returns a change of the configuration that puts this many ranks on each host. Ranks of different hosts share no
-/// memory.
+/// Returns a change of the configuration that puts at most this many ranks on each host. Ranks of different hosts share
+/// no memory.
 fn hosts_of(ranks: u32) -> impl Fn(&mut Config) {
     move |config| {
         let rendezvous = config.rendezvous.as_ref().unwrap();

@@ -1,4 +1,4 @@
-//! Writes the programs of the ranks: in each step, computation followed by communication.
+//! Writes the programs of the ranks: steps of acts, each of which computes and then communicates.
 
 use super::{Layout, PacedSpec};
 use crate::generator::Random;
@@ -36,13 +36,15 @@ pub(super) enum ActKind {
     Message {
         group: usize,
         sends: bool,
+        /// The peer's rank in the group.
         peer: u32,
     },
     /// The rank begins a step.
     Step,
 }
 
-/// The groups of the job: the world first, then the tensor-parallel, data-parallel and pipeline groups.
+/// The groups of the job: the world first and, in a pipeline, the tensor-parallel, data-parallel and pipeline groups.
+/// Groups of one rank are left out.
 pub(super) fn groups(spec: &PacedSpec) -> Vec<Group> {
     let (tp, pp, dp) = (spec.tp, spec.pp, spec.dp);
     let rank = |p: u32, d: u32, t: u32| (p * dp + d) * tp + t;

@@ -1,7 +1,7 @@
 //! Prints one rank's record as text: identity, groups, pending and newest operations.
 
 use super::page::{DIM, Detail, Layout, PLAIN, Page};
-use super::tables::table;
+use super::tables::{table, tail_of};
 use crate::render::state_name;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
@@ -136,7 +136,7 @@ fn write_operations(
             .and_then(|stack| dump.stacks.get(stack as usize)?.first())
             .and_then(|&frame| dump.frames.get(frame as usize))
             .map_or_else(String::new, |frame| {
-                format!("{}:{}", frame.filename, frame.line)
+                format!("{}:{}", tail_of(&frame.filename), frame.line)
             });
         vec![
             entry.record_id.to_string(),

@@ -202,7 +202,7 @@ fn join(cells: &[String], widths: &[usize]) -> String {
 }
 
 /// The last two parts of a path: enough to recognize the file, and short enough to leave room for the ranks.
-fn tail_of(path: &str) -> &str {
+pub(super) fn tail_of(path: &str) -> &str {
     let mut slashes = path.rmatch_indices('/');
     match slashes.nth(1) {
         Some((slash, _)) if slash > 0 => &path[slash + 1..],

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{options, press, recorded, showing, simulation};
-use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Code, Problem, Report, Snapshot};
+use common::{START_NS, judged, options, press, recorded, showing, simulation};
+use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::{Code, InstanceState, Problem, Report, Snapshot};
 use rcomm_top::state::event::{Command, Event, ExportFormat};
 use rcomm_top::state::screen::Screen;
 use rcomm_top::state::screens::OverviewPane;
@@ -78,6 +78,56 @@ fn the_focus_stays_on_its_pane_when_others_appear_above_it() {
     assert_ne!(state.selection().pane, at);
     press(&mut state, "e");
     assert_eq!(*state.screen(), Screen::Groups);
+}
+
+#[test]
+fn the_focus_and_the_selection_stay_when_an_operation_fails_or_the_suspect_changes() {
+    let stuck = recorded(Situation::StuckRank);
+    let with = |change: &dyn Fn(&mut Report)| {
+        let mut changed = stuck.clone();
+        change(Arc::make_mut(&mut changed.report));
+        Arc::new(changed)
+    };
+    let failed = with(&|report| report.in_flight[0].state = InstanceState::Failed);
+    let calm = with(&|report| report.findings.clear());
+    let other = with(&|report| report.findings[0].culprit_ranks = vec![3]);
+    for (view, pane, later) in [
+        ("1", "in_flight", failed),
+        ("4", "last_operations", calm),
+        ("1", "look_further", other),
+    ] {
+        let mut state = showing(stuck.clone(), (200, 50));
+        press(&mut state, view);
+        let panes = state.page.panes.iter();
+        let at = panes.take_while(|it| it.name() != pane).count();
+        press(&mut state, &format!("{}<down>", "<tab>".repeat(at)));
+        let before = (state.selection().row, state.page.panes[at].title.clone());
+        update(&mut state, Event::Observed(later));
+        let focused = &state.page.panes[state.selection().pane];
+        assert_eq!(focused.name(), pane);
+        assert_ne!(focused.title, before.1);
+        assert_eq!(state.selection().row, before.0, "{pane}");
+    }
+}
+
+#[test]
+fn the_focus_stays_on_the_ranks_when_they_are_shown_by_host() {
+    let mut state = showing(recorded(Situation::StuckRank), (80, 24));
+    let panes = state.page.panes.iter();
+    let at = panes.take_while(|pane| pane.name() != "ranks").count();
+    press(&mut state, &"<tab>".repeat(at));
+    let many = Simulation::new(Situation::StuckRank, 512, START_NS).with_window(24);
+    let mut many = judged(&many, many.fault_ns() + 60_000_000_000);
+    many.job = state.snapshot().expect("a snapshot is shown").job.clone();
+    update(&mut state, Event::Observed(Arc::new(many)));
+    let focused = &state.page.panes[state.selection().pane];
+    assert!(
+        focused.title.starts_with("ranks, by host  #=ok"),
+        "{}",
+        focused.title
+    );
+    press(&mut state, "e");
+    assert_eq!(*state.screen(), Screen::Ranks);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A screen's content as data, built by the state and drawn by the view.
 
+pub(crate) mod columns;
 pub mod layout;
 pub mod selection;
 pub mod table;
@@ -168,8 +169,8 @@ pub struct Page {
 }
 
 impl Pane {
-    /// The name of the pane in the configuration: its title up to the first colon, comma or two spaces, with `_` for
-    /// spaces.
+    /// The name of the pane in the configuration, and that by which the focus stays on it: its title up to the first
+    /// colon, comma or two spaces, with `_` for spaces. What changes with the job is behind these.
     pub fn name(&self) -> String {
         let title = self.title.split([':', ',']).next().unwrap_or("");
         let title = title.split("  ").next().unwrap_or("");

@@ -149,6 +149,28 @@ fn only_overdue_operations_age_between_two_looks() {
 }
 
 #[test]
+#[test]
+fn missing_ranks_that_the_table_cuts_are_listed_in_full() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut state = showing(snapshot.clone(), (80, 24));
+    press(&mut state, "4");
+    // One rank fits.
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("waiting  rank 21 \n") || screen.contains("waiting  rank 21\n"),
+        "{screen}"
+    );
+    assert_eq!(state.page.panes.len(), 1, "{screen}");
+    let report = Arc::make_mut(&mut snapshot.report);
+    report.in_flight[0].missing = vec![10, 12, 16, 17, 18, 19, 20, 22];
+    let mut state = showing(snapshot, (80, 24));
+    press(&mut state, "4");
+    let screen = text::of(&state);
+    assert!(screen.contains("waiting  ranks 10,12,16"), "{screen}");
+    assert!(screen.contains("\nranks 10,12,16-20,22"), "{screen}");
+}
+
+#[test]
 fn an_error_and_sizes_that_differ_can_be_read_in_full() {
     let mut snapshot = recorded(Situation::StuckRank);
     let report = Arc::make_mut(&mut snapshot.report);
@@ -188,7 +210,7 @@ fn the_last_operations_and_the_command_are_those_of_the_late_rank() {
     press(&mut state, "4");
     let screen = text::of(&state);
     assert!(
-        screen.contains(&format!("last operations of rank {rank} ")),
+        screen.contains(&format!("last operations, newest first, of rank {rank} ")),
         "{screen}"
     );
 }

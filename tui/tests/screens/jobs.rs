@@ -58,7 +58,7 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
         );
     }
     assert!(
-        screen.contains("newest first: job demo-healthy ─"),
+        screen.contains("of rank 0 (n000/0): job demo-healthy ─"),
         "{screen}"
     );
     let command = press(&mut state, "<enter>");

@@ -192,7 +192,7 @@ fn rows_that_no_pane_needs_have_the_newest_operations() {
                 continue;
             }
             assert!(
-                screen.contains(&format!("last operations of rank {rank} ")),
+                screen.contains(&format!("last operations, newest first, of rank {rank} ")),
                 "{screen}"
             );
             // Its pane opens the rank.

@@ -2,6 +2,7 @@
 //! the same description share a row, unless the user unfolds them.
 
 use super::{Fold, ViewModel, group_target, name_ranks};
+use crate::page::columns::widths;
 use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
@@ -10,7 +11,6 @@ use crate::page::{Body, Page, Pane, plain};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::count;
 use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Verdict};
-use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
@@ -20,8 +20,6 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 
 /// Heading of the column of missing ranks, and what it begins with if operations have failed.
 const MISSING: &str = "missing";
-/// Approximate width of all other columns together.
-const OTHER_COLUMNS_WIDTH: usize = 60;
 
 /// The missing ranks or the error of the operations in a row, which the table cuts; `None` if they fit.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
@@ -34,7 +32,8 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
     let text = row.cells.get(at)?.text.clone();
     let width = usize::from(model.size.0);
     let line = vec![plain(text.as_str())];
-    (text_width(&text) > width.saturating_sub(OTHER_COLUMNS_WIDTH)).then(|| Pane {
+    let room = *widths(table, 0..table.rows.len(), width).get(at)?;
+    (text_width(&text) > room).then(|| Pane {
         title: table.columns[at].name.clone().into_owned(),
         body: Body::Text(wrap(&line, width, usize::MAX)),
     })
@@ -43,7 +42,7 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
 /// The title of the table.
 pub(super) fn title(model: &ViewModel<'_>) -> &'static str {
     match has_failure(model) {
-        true => "in flight or failed",
+        true => "in flight, or failed",
         false => "in flight",
     }
 }
@@ -171,7 +170,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
         _ => (Mark::NONE, Tone::Plain),
     };
     let missing = match fold {
-        [one] => error_and_missing(model, one),
+        [one] => error_and_missing(one),
         [first, others @ ..]
             if let Some(error) = &first.error
                 && others.iter().all(|other| other.error == first.error) =>
@@ -179,11 +178,10 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
             error.clone()
         }
         _ if first.missing.is_empty() => String::new(),
-        _ => format!(
-            "{} of each {}",
-            count(first.missing.len() as u64, "rank"),
-            so_far(model, first)
-        ),
+        _ => {
+            let ranks = count(first.missing.len() as u64, "rank");
+            not_yet(first, format!("{ranks} of each"))
+        }
     };
     let groups: Vec<_> = fold.iter().map(|instance| &instance.group).collect();
     let many = if fold.len() > 1 {
@@ -213,20 +211,18 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     }
 }
 
-/// The error of an operation that has failed, and the ranks that have not joined: `rank 517 never issued`, on a narrow
-/// terminal `rank 517 missing`, or `rank 517 not yet` while the operation is not overdue. Ranks whose progress is
-/// unknown are listed as not known.
-fn error_and_missing(model: &ViewModel<'_>, instance: &InstanceReport) -> String {
+/// The error of an operation that has failed, and the ranks that have not joined: `rank 517` under the heading
+/// [`MISSING`], `rank 517 not yet` while the operation is not overdue. Ranks whose progress is unknown are listed as not
+/// known.
+fn error_and_missing(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
+    parts.extend(instance.error.clone());
     if !instance.missing.is_empty() {
-        parts.push(format!(
-            "{} {}",
-            name_ranks(&instance.missing, 4),
-            so_far(model, instance)
-        ));
-    }
-    if let Some(error) = &instance.error {
-        parts.insert(0, error.clone());
+        let ranks = name_ranks(&instance.missing, 4);
+        parts.push(match instance.error {
+            None => not_yet(instance, ranks),
+            Some(_) => format!("{MISSING}: {ranks}"),
+        });
     }
     if !instance.unknown.is_empty() {
         parts.push(format!("{} not known", name_ranks(&instance.unknown, 4)));
@@ -234,11 +230,10 @@ fn error_and_missing(model: &ViewModel<'_>, instance: &InstanceReport) -> String
     parts.join(", ")
 }
 
-/// What missing ranks did about an operation: less of it on a narrow terminal, where there is no room for the rest.
-fn so_far(model: &ViewModel<'_>, instance: &InstanceReport) -> &'static str {
-    match instance.overdue {
-        true if model.size.0 < 100 => "missing",
-        true => "never issued",
-        false => "not yet",
+/// The ranks that an operation misses, with `not yet` if they may be on their way: it is neither overdue nor failed.
+fn not_yet(instance: &InstanceReport, ranks: String) -> String {
+    match instance.overdue || instance.state == InstanceState::Failed {
+        true => ranks,
+        false => format!("{ranks} not yet"),
     }
 }

@@ -96,7 +96,7 @@ pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane
         }
     }
     (!lines.is_empty()).then(|| Pane {
-        title: format!("look further at {}: [y] copies", model.rank_label(rank)),
+        title: format!("look further: {}, [y] copies", model.rank_label(rank)),
         body: Body::Text(lines),
     })
 }

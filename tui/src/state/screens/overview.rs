@@ -206,10 +206,10 @@ pub(super) fn operations_pane(model: &ViewModel<'_>, rows: usize) -> Pane {
         .unwrap_or_default();
     table.rows.truncate(rows);
     let whose = rank.map_or_else(String::new, |rank| {
-        format!(" of {}", model.rank_label(rank))
+        format!(", of {}", model.rank_label(rank))
     });
     Pane {
-        title: format!("last operations{whose}, newest first"),
+        title: format!("last operations, newest first{whose}"),
         body: Body::Table(table),
     }
 }
@@ -479,9 +479,13 @@ fn heat_map_title() -> String {
 
 /// The ranks or hosts as a strip, and its title with the legend.
 fn strip_pane(model: &ViewModel<'_>) -> Pane {
-    let unit = if by_host(model) { "hosts" } else { "ranks" };
+    // The pane keeps its name, by which the focus stays on it.
+    let title = match by_host(model) {
+        true => "ranks, by host",
+        false => "ranks",
+    };
     Pane {
-        title: format!("{unit} {}", legend()),
+        title: format!("{title} {}", legend()),
         body: Body::Strip(strip(model)),
     }
 }

@@ -180,6 +180,25 @@ fn the_cursor_of_the_timeline_goes_from_operation_to_operation() {
 }
 
 #[test]
+fn only_an_overdue_operation_is_pending_for_longer_between_two_looks() {
+    for overdue in [true, false] {
+        let mut snapshot = recorded(Situation::StuckRank);
+        for instance in &mut Arc::make_mut(&mut snapshot.report).in_flight {
+            instance.overdue = overdue;
+        }
+        let mut state = showing(snapshot, (160, 40));
+        press(&mut state, "7j");
+        let before = readout(&state);
+        assert!(before.contains("pending for"), "{before}");
+        let mut later = state.now;
+        later.elapsed += Duration::from_secs(20);
+        later.wall_ns += 20_000_000_000;
+        update(&mut state, Event::Tick(later));
+        assert_eq!(readout(&state) != before, overdue, "{before}");
+    }
+}
+
+#[test]
 fn a_wide_terminal_has_two_columns_and_a_narrow_one_has_one() {
     let title = |state: &State, name: &str| {
         let shown = text::of(state);

@@ -4,11 +4,11 @@ use crate::page::table::Mark;
 use crate::page::theme::Tone;
 use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::{
-    Code, Finding, GroupRef, GroupState, InstanceReport, RankReport, RankState, Report, Severity,
-    Snapshot, States,
+    Code, Finding, GroupRef, GroupState, InstanceReport, RankReport, RankState, Report, SeqKind,
+    Severity, Snapshot, States,
 };
 use rcomm_recorder::model::Rank;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// A state with a mark on the screen.
@@ -62,6 +62,10 @@ pub struct FrameIndex {
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
     shared: States,
+    /// The first rank at fault or, if there is none, the first one that is late; `None` without either.
+    pub suspect: Option<Rank>,
+    /// Groups with a pending collective that is overdue.
+    overdue: HashSet<GroupRef>,
     /// Labels that several groups share.
     names: GroupNames,
     reports: HashMap<Rank, usize>,
@@ -75,6 +79,8 @@ impl FrameIndex {
         let states = snapshot.ranks.iter().map(|view| shared.rank(view.rank));
         let mut index = Self {
             states: states.collect(),
+            suspect: (shared.roots().first().copied()).or_else(|| late(report, muted)),
+            overdue: overdue(report),
             shared,
             head: head_of(report, muted),
             names: GroupNames::of(report),
@@ -137,6 +143,11 @@ impl FrameIndex {
         self.shared.oldest(&snapshot.report, group)
     }
 
+    /// Whether a pending collective of a group is overdue, and the group's oldest one therefore.
+    pub fn is_overdue(&self, group: &GroupRef) -> bool {
+        self.overdue.contains(group)
+    }
+
     /// The words that `state:` of a filter is compared with for a rank.
     pub fn filter_words(&self, snapshot: &Snapshot, rank: Rank) -> &'static str {
         let report = self.report(snapshot, rank);
@@ -170,8 +181,16 @@ pub(super) fn head_of(report: &Report, muted: &BTreeSet<Code>) -> Option<usize> 
     Some(at)
 }
 
+/// The groups with a pending collective that is overdue.
+fn overdue(report: &Report) -> HashSet<GroupRef> {
+    let overdue = report
+        .pending()
+        .filter(|instance| instance.overdue && instance.seq_kind == SeqKind::CollectiveSeqId);
+    overdue.map(|instance| instance.group.clone()).collect()
+}
+
 /// The first rank that a finding calls late; `None` without such a finding, or if it is muted.
-pub(super) fn late(report: &Report, muted: &BTreeSet<Code>) -> Option<Rank> {
+fn late(report: &Report, muted: &BTreeSet<Code>) -> Option<Rank> {
     let findings = report.findings.iter();
     let mut late = findings.filter(|it| it.code == Code::W220 && !muted.contains(&it.code));
     late.find_map(|finding| finding.culprit_ranks.first().copied())

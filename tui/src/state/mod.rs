@@ -503,8 +503,7 @@ impl State {
     pub fn due_process_facts(&mut self) -> Option<Command> {
         let mut ranks = self.index.roots().to_vec();
         if ranks.is_empty() {
-            let shown = self.history.shown();
-            ranks.extend(shown.and_then(|it| index::late(&it.report, &self.muted)));
+            ranks.extend(self.index.suspect);
         }
         if let Screen::Rank(rank) = self.screen() {
             ranks.insert(0, *rank);

@@ -5,7 +5,7 @@ use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::{Code, InstanceState, Report, SeqKind};
 use rcomm_top::state::event::Event;
 use rcomm_top::state::screen::Screen;
-use rcomm_top::state::update;
+use rcomm_top::state::{State, update};
 use rcomm_top::view::text;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -149,6 +149,42 @@ fn only_overdue_operations_age_between_two_looks() {
 }
 
 #[test]
+fn a_collective_does_not_age_because_a_message_of_its_group_is_overdue() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let report = Arc::make_mut(&mut snapshot.report);
+    for instance in &mut report.in_flight {
+        (instance.overdue, instance.age_ms) = (false, Some(104.0));
+    }
+    for group in &mut report.groups {
+        group.oldest_ms = group.oldest_ms.map(|_| 104.0);
+    }
+    let mut message = report.in_flight[0].clone();
+    (message.seq_kind, message.overdue, message.age_ms) = (SeqKind::P2pSeqId, true, Some(9e3));
+    report.in_flight.insert(0, message);
+    for keys in ["2", "2<enter>"] {
+        let mut state = showing(snapshot.clone(), (120, 40));
+        press(&mut state, keys);
+        let of_ranks = |state: &State| -> Vec<String> {
+            let table = state.table().expect("a table is shown");
+            let (rows, columns) = (table.rows.iter(), table.columns.iter());
+            let is_age = |name: &str| name == "age" || name == "oldest";
+            let at = columns.clone().position(|column| is_age(&column.name));
+            let at = at.expect("the table has ages");
+            rows.map(|row| row.cells[at].text.clone()).collect()
+        };
+        let before = of_ranks(&state);
+        assert!(
+            before.iter().any(|age| age != "--" && !age.is_empty()),
+            "{before:?}"
+        );
+        let mut later = state.now;
+        later.elapsed += Duration::from_secs(20);
+        later.wall_ns += 20_000_000_000;
+        update(&mut state, Event::Tick(later));
+        assert_eq!(of_ranks(&state), before, "{keys}");
+    }
+}
+
 #[test]
 fn missing_ranks_that_the_table_cuts_are_listed_in_full() {
     let mut snapshot = recorded(Situation::StuckRank);

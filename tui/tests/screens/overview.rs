@@ -206,37 +206,6 @@ fn rows_that_no_pane_needs_have_the_newest_operations() {
 }
 
 #[test]
-fn the_newest_operations_are_those_of_the_late_rank_if_none_is_at_fault() {
-    let mut state = showing(recorded(Situation::Straggler), (200, 50));
-    press(&mut state, "4");
-    let report = &state.snapshot().expect("a snapshot is shown").report;
-    let late = report.findings[0].culprit_ranks[0];
-    assert_ne!(late, 0);
-    let screen = text::of(&state);
-    let title = format!("last operations of rank {late} ");
-    assert!(screen.contains(&title), "{screen}");
-}
-
-#[test]
-fn an_operation_that_is_not_overdue_grows_no_older_until_the_next_look() {
-    let simulation = simulation(Situation::StuckRank);
-    let at_ns = simulation.fault_ns() + 1_000_000_000;
-    let mut state = showing(judged(&simulation, at_ns), (120, 40));
-    press(&mut state, "4");
-    let row = |state: &State| {
-        let screen = text::of(state);
-        let row = screen.lines().find(|line| line.contains("waiting"));
-        row.expect("an operation waits").to_owned()
-    };
-    let before = row(&state);
-    update(
-        &mut state,
-        Event::Tick(moment(&simulation, at_ns + 3_000_000_000)),
-    );
-    assert_eq!(row(&state), before);
-}
-
-#[test]
 fn views_that_leave_rows_empty_have_operations_a_timeline_and_trends_that_no_row_moves() {
     let few = recorded(Situation::StuckRank);
     let mut many = few.clone();

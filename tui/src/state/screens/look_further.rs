@@ -55,7 +55,7 @@ fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
 
 /// The line of the first screen with the command for the suspect; `None` if there is no such rank, or no command for it.
 pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
-    let rank = model.suspect()?;
+    let rank = model.index.suspect?;
     let command = shown_command(model, rank)?;
     Some(vec![
         styled("   look: ", Tone::Accent),

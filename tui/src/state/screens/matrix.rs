@@ -1,6 +1,6 @@
 //! One group: the rank × sequence matrix of its newest collectives, or of those around the oldest unfinished one.
 
-use super::{Fold, ViewModel};
+use super::{Fold, ViewModel, name_ranks};
 use crate::page::table::{Align, Cell, Column, Headings, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
@@ -19,6 +19,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 const GAP: usize = 2;
 /// Approximate width of all other columns together.
 const OTHER_COLUMNS_WIDTH: usize = 46;
+
+/// What is said of members that have not issued a collective that is not overdue.
+const NOT_YET: &str = "not yet issued";
 
 pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
     let report = report_on(model, group);
@@ -131,17 +134,12 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Vec<Line> {
             text.push_str(&format!(", {}", age(Some(waited))));
         }
         if !oldest.missing.is_empty() {
-            let missing = rank_set(&oldest.missing, 6);
+            let missing = name_ranks(&oldest.missing, 6);
             let so_far = match oldest.overdue {
                 true => "never issued",
-                false => "not yet issued",
+                false => NOT_YET,
             };
-            let noun = if oldest.missing.len() == 1 {
-                "rank"
-            } else {
-                "ranks"
-            };
-            text.push_str(&format!(", {so_far} by {noun} {missing}"));
+            text.push_str(&format!(", {so_far} by {missing}"));
         }
         if oldest.seq_kind == SeqKind::P2pSeqId {
             text.push_str("; messages have numbers of their own, and are not in the matrix");
@@ -152,7 +150,7 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Vec<Line> {
     let is_early = shown.is_early();
     for (cell, letter, meaning) in matrix::Cell::LEGEND {
         let (tone, meaning) = match cell {
-            matrix::Cell::NeverIssued if is_early => (Tone::Dim, &"not yet issued"),
+            matrix::Cell::NeverIssued if is_early => (Tone::Dim, &NOT_YET),
             _ => (tone(*cell), meaning),
         };
         legend.push(styled(letter.to_string(), tone));
@@ -223,8 +221,7 @@ fn table(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Table {
     }));
     columns.push(number("age", 0));
     columns.push(rest("last call", 2));
-    let oldest = model.index.oldest(model.snapshot, group);
-    let is_overdue = oldest.is_some_and(|oldest| oldest.overdue);
+    let is_overdue = model.index.is_overdue(group);
     let folds = folded(model, &shown.matrix);
     let rows = folds.iter().filter_map(|(state, row)| {
         let ranks = &row.ranks;

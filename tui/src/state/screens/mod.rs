@@ -30,7 +30,7 @@ pub use timeline::Scale;
 pub(super) use timeline::neighbor;
 
 use super::arrangement::arranged;
-use super::index::{FrameIndex, late};
+use super::index::FrameIndex;
 use super::screen::Screen;
 use super::trends::Trends;
 use crate::keys::Keymap;
@@ -219,12 +219,6 @@ impl ViewModel<'_> {
         self.as_of_ns.and(ms).map(|ms| ms + self.later_ms)
     }
 
-    /// The first rank at fault or, if there is none, the first one that is late; `None` without either.
-    fn suspect(&self) -> Option<Rank> {
-        let root = self.index.roots().first().copied();
-        root.or_else(|| late(&self.snapshot.report, self.muted))
-    }
-
     /// The age of an operation that was pending in the snapshot: as of now if it was overdue, else at the time of the
     /// snapshot. Of the latter, most have ended since.
     fn age_of(&self, instance: &InstanceReport) -> Option<f64> {
@@ -233,8 +227,7 @@ impl ViewModel<'_> {
 
     /// The age of a group's oldest collective; see [`Self::age_of`].
     fn age_in(&self, report: &GroupReport) -> Option<f64> {
-        let oldest = self.index.oldest(self.snapshot, &report.group);
-        self.age_if(oldest.is_some_and(|it| it.overdue), report.oldest_ms)
+        self.age_if(self.index.is_overdue(&report.group), report.oldest_ms)
     }
 
     /// An age as of now if it `grows`, else at the time of the snapshot.

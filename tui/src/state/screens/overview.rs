@@ -128,7 +128,7 @@ impl OverviewPane {
             Self::Timeline => ("timeline".into(), timeline::of_first(model, MAX_LANES)),
             Self::Operations => return operations_pane(model, MIN_OPERATIONS),
             Self::Look => {
-                let suspect = model.suspect();
+                let suspect = model.index.suspect;
                 return suspect
                     .and_then(|rank| look_further::pane(model, rank, column_width(model)))
                     .unwrap_or_else(|| Pane {
@@ -194,7 +194,7 @@ pub(super) const MIN_OPERATIONS: usize = 3;
 /// The rank whose newest operations the first screen shows: the suspect, or else the first of all.
 pub(in crate::state) fn first_rank(model: &ViewModel<'_>) -> Option<Rank> {
     let first = model.snapshot.ranks.first().map(|view| view.rank);
-    model.suspect().or(first)
+    model.index.suspect.or(first)
 }
 
 /// The newest operations of one rank, at most `rows` of them.

@@ -9,7 +9,7 @@ use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::{count, group_label};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{RankState, RankView, Snapshot};
+use rcomm_analyzer::{GroupRef, RankState, RankView, SeqKind, Snapshot};
 use rcomm_recorder::model::text::{bytes, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
@@ -231,10 +231,10 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
         return line;
     };
     let group = group_of(dump, entry);
-    let group = group.map_or_else(String::new, |group| {
-        format!(" on {}", model.labels([&group]))
+    let on = (group.as_ref()).map_or_else(String::new, |group| {
+        format!(" on {}", model.labels([group]))
     });
-    let mut text = format!("{} #{}{group}", op_name(dump, entry), seq_of(entry));
+    let mut text = format!("{} #{}{on}", op_name(dump, entry), seq_of(entry));
     let signature = dump.signatures.get(entry.signature as usize);
     let size = signature.map_or(0, |signature| signature.input_bytes());
     if size > 0 {
@@ -258,7 +258,8 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
             let ms = model
                 .as_of_ns
                 .map(|now| (now - entry.time_created_ns) as f64 / 1e6);
-            let age = ms.map(|ms| format!("pending for {}", duration_ms(ms + model.later_ms)));
+            let age = model.age_if(group.is_some_and(|it| is_overdue(model, &it, entry)), ms);
+            let age = age.map(|ms| format!("pending for {}", duration_ms(ms)));
             (age.unwrap_or_else(|| "pending".to_owned()), Tone::Waiting)
         }
     };
@@ -275,6 +276,19 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     }
     line.push(plain(rest));
     line
+}
+
+/// Whether an operation of this group is pending, and overdue.
+fn is_overdue(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry) -> bool {
+    let kind = match entry.op.is_p2p() {
+        true => SeqKind::P2pSeqId,
+        false => SeqKind::CollectiveSeqId,
+    };
+    model.snapshot.report.pending().any(|instance| {
+        instance.overdue
+            && (instance.seq_kind, instance.seq) == (kind, seq_of(entry))
+            && instance.group == *group
+    })
 }
 
 fn seq_of(entry: &Entry) -> u64 {

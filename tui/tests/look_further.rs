@@ -56,6 +56,43 @@ fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
     assert!(!text::of(&healthy).contains("look: "));
 }
 
+/// The command on a line of the screen that begins with this.
+fn command_after(state: &State, begin: &str) -> String {
+    let screen = text::of(state);
+    let line = screen
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(begin));
+    let command = line
+        .unwrap_or_else(|| panic!("no command in\n{screen}"))
+        .trim();
+    command.trim_end_matches("  [y] copies").to_owned()
+}
+
+#[test]
+fn y_copies_the_command_that_is_shown_for_a_late_rank_and_on_the_screen_of_any_rank() {
+    let snapshot = recorded(Situation::Straggler);
+    let late = snapshot.report.findings[0].culprit_ranks[0];
+    let mut state = showing(snapshot.clone(), (120, 30));
+    let command = command_after(&state, "look: ");
+    let copied = Some(Command::Copy(command.clone()));
+    assert_eq!(press(&mut state, "y"), copied);
+    // Also where there is no row to select.
+    press(&mut state, "<tab><tab><tab>");
+    let focused = &state.page.panes[state.selection().pane];
+    assert_eq!(focused.name(), "ranks");
+    assert_eq!(press(&mut state, "y"), copied);
+    // A cell of the heat map, and the screens of two ranks.
+    let mut state = showing(snapshot, (120, 40));
+    let column = late as usize / 8;
+    press(&mut state, &format!("3{}", "l".repeat(column)));
+    assert_eq!(press(&mut state, "y"), copied, "{}", text::of(&state));
+    for rank in [late, 0] {
+        press(&mut state, &format!(":rank {rank}<enter>"));
+        let command = command_after(&state, "command ");
+        assert_eq!(press(&mut state, "y"), Some(Command::Copy(command)));
+    }
+}
+
 #[test]
 fn facts_about_the_rank_at_fault_are_read_every_ten_seconds_and_shown() {
     let snapshot = recorded(Situation::StuckRank);

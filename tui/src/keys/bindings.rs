@@ -492,7 +492,7 @@ pub const BINDINGS: &[Binding] = {
             "copy",
             &["y"],
             "",
-            "copy the selected line, or the command to look further at a rank at fault",
+            "copy the selected line, or the command to look further at a rank",
         ),
         bind(
             Take,

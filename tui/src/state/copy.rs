@@ -5,34 +5,50 @@ use super::screens::command_for;
 use crate::page::Body;
 use crate::page::table::Target;
 use crate::state::event::Command;
+use crate::state::screen::Screen;
+use rcomm_analyzer::RankState;
 
 impl State {
-    /// The command that looks further at a rank at fault, if the selected row is about such a rank.
+    /// Whether the first line of the pane that looks further at a rank is selected: the command, if it has one.
+    fn is_on_command(&self) -> bool {
+        let selection = self.selection();
+        let pane = self.page.panes.get(selection.pane);
+        selection.row == 0 && pane.is_some_and(|pane| pane.name() == "look_further")
+    }
+
+    /// The command that looks further at the rank that the selected row is about, if the row shows it or the rank is at
+    /// fault or late. On the first screen, that for the suspect if the row is about no rank and no group.
     fn command_to_look_further(&self) -> Option<String> {
         let snapshot = self.history.shown().filter(|_| !self.options.dumps)?;
-        let rank = match self.target()? {
-            Target::Rank(rank) if self.index.roots().contains(&rank) => rank,
-            Target::Finding(id) => {
+        let suspect = || (self.index.suspect).filter(|_| *self.screen() == Screen::Overview);
+        let in_question = |rank| matches!(self.index.rank(rank), RankState::Root | RankState::Late);
+        let rank = match self.target() {
+            Some(Target::Rank(rank)) if self.is_on_command() || in_question(rank) => Some(rank),
+            Some(Target::Finding(id)) => {
                 let mut findings = snapshot.report.findings.iter();
-                *findings
-                    .find(|finding| finding.id == id)?
-                    .culprit_ranks
-                    .first()?
+                let finding = findings.find(|finding| finding.id == id);
+                finding
+                    .and_then(|finding| finding.culprit_ranks.first().copied())
+                    .or_else(suspect)
             }
-            _ => return None,
-        };
+            None => suspect(),
+            Some(_) => None,
+        }?;
         command_for(snapshot.rank(rank)?, self.options.reads_process_facts)
     }
 
-    /// Puts text on the clipboard: the command that looks further at the selected rank at fault, unless a pane of text
-    /// is focused. Without a command it is the selected line, and without a line the first line of the screen.
+    /// Puts text on the clipboard: the command that looks further at the selected rank, unless a line of text other than
+    /// that command is selected. Without a command it is the selected line, and without a line the first line of the
+    /// screen.
     pub(super) fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let is_text = matches!(
             self.page.panes.get(selection.pane).map(|pane| &pane.body),
             Some(Body::Text(_))
         );
-        if !is_text && let Some(command) = self.command_to_look_further() {
+        if (!is_text || self.is_on_command())
+            && let Some(command) = self.command_to_look_further()
+        {
             return Some(Command::Copy(command));
         }
         let line = match self.page.panes.get(selection.pane).map(|pane| &pane.body) {

@@ -51,8 +51,9 @@ pub(super) fn arranged(
     let before = before.filter(|before| before.occasion == occasion);
     let mut kept_rows = before.map_or_else(HashMap::new, |before| before.kept_rows.clone());
     let mut panes = OverviewPane::chosen(model.layout, model.size, blocked).to_vec();
-    // Nothing is known of the processes that wrote dumps.
-    panes.retain(|pane| *pane != OverviewPane::Look || !model.is_replay);
+    // Nothing is known of the processes that wrote dumps. A user's own panes stay.
+    let has_look = !model.is_replay || !model.layout.is_empty();
+    panes.retain(|pane| *pane != OverviewPane::Look || has_look);
     let mut page = page_of(model, &panes, &kept_rows);
     let more = match model.layout.is_empty() {
         true => OverviewPane::additional_panes(model.size, blocked),

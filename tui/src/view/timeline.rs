@@ -71,19 +71,26 @@ pub(super) fn draw(
         let bar_rows = lane_rows.saturating_sub(1).max(1);
         for lane in 0..lanes {
             let y = area.y + lane * lane_rows;
-            for y in y..y + bar_rows {
-                draw_cursor(&mut buffer[(area.x + LABEL_WIDTH + x, y)], theme);
+            for row in 0..bar_rows {
+                let cell = &mut buffer[(area.x + LABEL_WIDTH + x, y + row)];
+                draw_cursor(cell, row == 0, theme);
             }
         }
     }
 }
 
-/// Draws the cursor into a cell of a lane. Inside a bar it is a line in the bar, which keeps its color.
-fn draw_cursor(cell: &mut ratatui::buffer::Cell, theme: &Theme) {
-    let is_name = cell.modifier.contains(Modifier::REVERSED);
-    match cell.symbol() {
-        "·" | " " if !is_name => cell.set_style(theme.style(Tone::Plain)),
-        _ => cell.set_style(theme.selected()),
+/// Draws the cursor into a cell of a lane's first row or of another one. Inside a bar it is a line in the bar, which
+/// keeps its color.
+fn draw_cursor(cell: &mut ratatui::buffer::Cell, is_first_row: bool, theme: &Theme) {
+    // Blanks in the first row are in a name; the rows below have them inside named bars, in inverse colors, and outside.
+    let is_outside = match cell.symbol() {
+        "·" => true,
+        " " => !is_first_row && !cell.modifier.contains(Modifier::REVERSED),
+        _ => false,
+    };
+    match is_outside {
+        true => cell.set_style(theme.style(Tone::Plain)),
+        false => cell.set_style(theme.selected()),
     };
     cell.set_char(CURSOR);
 }
@@ -325,6 +332,16 @@ mod tests {
         let mut buffer = Buffer::empty(area);
         draw(&timeline, area, None, &theme, &mut buffer);
         let under = &buffer[(LABEL_WIDTH + 5, 0)];
+        assert_eq!((under.symbol(), Some(under.fg)), ("│", color));
+        assert!(under.modifier.contains(Modifier::REVERSED), "{under:?}");
+        // The blank after the name's first word is in the bar too.
+        let timeline = Timeline {
+            cursor_ns: Some(82),
+            ..timeline
+        };
+        assert_eq!(drawn[41].glyph, ' ');
+        draw(&timeline, area, None, &theme, &mut buffer);
+        let under = &buffer[(LABEL_WIDTH + 41, 0)];
         assert_eq!((under.symbol(), Some(under.fg)), ("│", color));
         assert!(under.modifier.contains(Modifier::REVERSED), "{under:?}");
     }

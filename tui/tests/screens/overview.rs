@@ -6,6 +6,7 @@ use rcomm_analyzer::{Code, EndKind, JobEnd, Problem, Report, Snapshot, SourceSta
 use rcomm_recorder::publish::Dump;
 use rcomm_top::state::event::Event;
 use rcomm_top::state::screen::Screen;
+use rcomm_top::state::screens::OverviewPane;
 use rcomm_top::state::{State, update};
 use rcomm_top::view::text;
 use std::sync::Arc;
@@ -73,6 +74,15 @@ fn a_replay_has_the_time_of_the_dumps_and_no_age_where_they_have_none() {
         "{group}"
     );
     assert!(!group.contains("102s"), "{group}");
+}
+
+#[test]
+fn a_replay_has_the_panes_that_the_user_chose() {
+    let mut state = replayed(|_| {});
+    state.options.layout = vec![OverviewPane::Warnings, OverviewPane::Look];
+    press(&mut state, "1");
+    let screen = text::of(&state);
+    assert!(screen.contains("─ look further ─"), "{screen}");
 }
 
 #[test]

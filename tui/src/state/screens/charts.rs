@@ -21,9 +21,9 @@ const TABLES_SHARE: u16 = 4;
 const CHART_ROWS: usize = 2;
 
 /// On a terminal of at least [`ROOMY_ROWS`] rows, fills the rows that the tables of a screen leave empty with panes:
-/// the newest operations of the first rank at fault, or else of the first rank; a timeline, which begins with the ranks
-/// in trouble; and the trends. They are at the bottom, where the rows above do not move them. The timeline's own screen
-/// gets no second one.
+/// the newest operations of the suspect, or else of the first rank; a timeline, which begins with the ranks in trouble;
+/// and the trends. They are at the bottom, where the rows above do not move them. The timeline's own screen gets no
+/// second one.
 pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut Page) {
     use Screen::{Group, Groups, GroupsOf, InFlight, Jobs, Ranks, RanksOf, Reducer, Sources};
     use Screen::{Stacks, Stragglers, Warnings, Why};

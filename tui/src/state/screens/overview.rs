@@ -50,11 +50,11 @@ pub enum OverviewPane {
     Trends,
     /// The root causes, and the ranks that wait because of them.
     Why,
-    /// A command for the first rank at fault, facts about its process, host and GPU, and the end of its log.
+    /// A command for the suspect, facts about its process, host and GPU, and the end of its log.
     Look,
     /// The operations of up to 32 ranks over time, those that are marked or in trouble first.
     Timeline,
-    /// The newest operations of the first rank at fault, or else of the first rank.
+    /// The newest operations of the suspect, or else of the first rank.
     Operations,
 }
 

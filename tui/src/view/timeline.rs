@@ -307,8 +307,6 @@ mod tests {
         assert_eq!(drawn(&lane, 40), "█#30001…····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
         // Another operation in the bar covers no letter of the name.
         lane.spans.push(span(35, Some(36)));
-        lane.spans.sort_by_key(|span| span.from_ns);
-        lane.spans.swap(1, 2);
         assert_eq!(drawn(&lane, 40), "█#30001…····▒▒█▒all_reduce #3 dp▒▒▒▒▒▒▒▒");
     }
 

@@ -1,5 +1,7 @@
 //! Tests the list of unfinished operations, on simulated jobs.
 
+use rcomm_analyzer::format::bytes;
+use rcomm_analyzer::print::{html, human};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{InstanceReport, InstanceState, Policy, Report, analyze};
 use rcomm_recorder::model::{Entry, EntryState};
@@ -80,4 +82,16 @@ fn different_sizes_of_a_collective_are_both_noted() {
     let others = report.in_flight.iter();
     let others = others.filter(|instance| instance.group.name != "tp_0");
     assert!(others.map(|it| it.least_bytes).all(|least| least.is_none()));
+    let both = format!("{} or {}", bytes(passed), bytes(more));
+    let layout = human::Layout {
+        width: 240,
+        detail: human::Detail::Verbose,
+    };
+    let (mut text, mut page) = (Vec::new(), Vec::new());
+    human::write(&report, &layout, &mut text).expect("memory takes the report");
+    html::write(&report, &dumps, &mut page).expect("memory takes the page");
+    for (written, cell) in [(text, both.clone()), (page, format!("<td>{both}"))] {
+        let written = String::from_utf8(written).expect("the report is text");
+        assert_eq!(written.matches(&cell).count(), 1, "{written}");
+    }
 }

@@ -1,11 +1,21 @@
 //! Text for groups, ranks, counts, times and operations, shared by all printers and screens.
 
+use crate::report::InstanceReport;
 pub use crate::report::names::{GroupNames, group_label, group_labels, is_undescribed};
 use crate::report::refs::{FrameRef, SeqKind};
 use rcomm_recorder::model::Rank;
 pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
+
+/// The size of an operation; if its members passed different ones that must be equal, the least and the largest.
+pub fn size(instance: &InstanceReport) -> String {
+    let most = bytes(instance.bytes);
+    match instance.least_bytes {
+        Some(least) => format!("{} or {most}", bytes(least)),
+        None => most,
+    }
+}
 
 /// Whether a file of a call stack belongs to the communication library or its wrappers, and not to the program.
 pub fn is_library(filename: &str) -> bool {

@@ -1,7 +1,7 @@
 //! Writes the operations in flight, the groups and the ranks as tables that can be folded.
 
 use super::Text;
-use rcomm_verdict::format::{GroupNames, Spans, bytes, count, duration_ms, grouped};
+use rcomm_verdict::format::{GroupNames, Spans, count, duration_ms, grouped, size};
 use rcomm_verdict::{InstanceState, Report};
 use std::io::{self, Write};
 
@@ -24,7 +24,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             instance.op.clone(),
             instance.seq.to_string(),
             names.name(&instance.group),
-            bytes(instance.bytes),
+            size(instance),
             format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
             state.to_owned(),
             match (instance.missing.as_slice(), &instance.error) {

@@ -2,7 +2,7 @@
 
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::format::{GroupNames, Spans, bytes, duration_ms};
+use rcomm_verdict::format::{GroupNames, Spans, duration_ms, size};
 use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;
@@ -55,7 +55,7 @@ fn write_in_flight(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> 
         vec![
             instance.age_ms.map_or_else(|| "-".to_owned(), duration_ms),
             names.operation(&instance.op, instance.seq, &instance.group),
-            bytes(instance.bytes),
+            size(instance),
             format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
             state.to_owned(),
             match (instance.missing.as_slice(), &instance.error) {

@@ -1,9 +1,9 @@
 //! Tests that the HTML page is self-contained, that nothing in it can run, and that a browser shows it.
 
 use crate::sample;
-use rcomm_analyzer::Report;
 use rcomm_analyzer::print::html;
 use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::{Policy, Report, analyze};
 use rcomm_recorder::publish::Dump;
 use std::io::Write as _;
 use std::path::Path;
@@ -45,6 +45,22 @@ fn findings_come_before_everything_else() {
     assert!(position("<h2>Who waits for whom") < position("<h2>Collectives by rank"));
     assert!(position("<h2>Collectives by rank") < position("<h2>Timeline"));
     assert!(position("<h2>Timeline") < position("<h2>Stacks"));
+}
+
+#[test]
+fn a_member_is_not_accused_before_the_collective_is_overdue() {
+    let dumps = dumps();
+    let mut report = analyze(&dumps, &Policy::default());
+    let marked = |report: &Report| {
+        let page = page(report, &dumps);
+        let cells = ["never", "notyet"].map(|class| format!("<td class=\"cell {class}\""));
+        cells.map(|cell| page.contains(&cell))
+    };
+    assert_eq!(marked(&report), [true, false]);
+    for instance in &mut report.in_flight {
+        instance.overdue = false;
+    }
+    assert_eq!(marked(&report), [false, true]);
 }
 
 #[test]

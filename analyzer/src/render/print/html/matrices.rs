@@ -3,15 +3,19 @@
 use super::Text;
 use super::shown::ShownRecords;
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::Report;
 use rcomm_verdict::format::{GroupNames, Ranks, Spans, count};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
+use rcomm_verdict::{GroupRef, Report, SeqKind};
+use std::collections::BTreeSet;
 use std::io::{self, Write};
+use std::iter;
 
 /// At most this many sequence numbers are shown.
 const MAX_COLUMNS: usize = 16;
 /// At most this many rows of a matrix are shown.
 const MAX_ROWS: usize = 40;
+/// The class and the meaning of [`Cell::NeverIssued`] in a collective that is not overdue.
+const NOT_YET: (&str, &str) = ("notyet", "not yet issued");
 
 pub(super) fn write(
     shown: &ShownRecords<'_>,
@@ -25,11 +29,13 @@ pub(super) fn write(
     writeln!(out, "<section>\n<h2>Collectives by rank</h2>")?;
     write!(out, "<p class=\"legend small\">")?;
     for &(cell, letter, meaning) in Cell::LEGEND {
-        write!(
-            out,
-            "<span><b class=\"cell {}\">{letter}</b> {meaning}</span> ",
-            class(cell)
-        )?;
+        let early = (cell == Cell::NeverIssued).then_some(NOT_YET);
+        for (class, meaning) in iter::once((class(cell), meaning)).chain(early) {
+            write!(
+                out,
+                "<span><b class=\"cell {class}\">{letter}</b> {meaning}</span> "
+            )?;
+        }
     }
     writeln!(out, "</p>")?;
     for group in &shown.groups {
@@ -43,6 +49,7 @@ pub(super) fn write(
         if table.seqs.is_empty() {
             continue;
         }
+        let early = not_overdue(report, group);
         writeln!(
             out,
             "<h3>{} <span class=\"small\">{}</span></h3>\n<div class=\"wide\" tabindex=\"0\"><table class=\"matrix\"><thead><tr><th>ranks",
@@ -59,7 +66,7 @@ pub(super) fn write(
                 row.ranks.iter().copied().partition(is_culprit);
             for (ranks, attribute) in [(at_fault, " class=\"fault\""), (others, "")] {
                 if !ranks.is_empty() {
-                    write_row(&ranks, attribute, row, &table, out)?;
+                    write_row(&ranks, attribute, row, &table, &early, out)?;
                 }
             }
         }
@@ -82,6 +89,7 @@ fn write_row(
     row_attribute: &str,
     row: &Row,
     table: &Matrix,
+    early: &BTreeSet<u64>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     write!(
@@ -90,16 +98,30 @@ fn write_row(
         Text(&Spans(ranks).to_string())
     )?;
     for ((cell, seq), op) in row.cells.iter().zip(&table.seqs).zip(&table.ops) {
+        let (class, meaning) = match *cell {
+            Cell::NeverIssued if early.contains(seq) => NOT_YET,
+            cell => (class(cell), meaning(cell)),
+        };
         write!(
             out,
-            "<td class=\"cell {}\" title=\"{} #{seq}: {}\">{}",
-            class(*cell),
+            "<td class=\"cell {class}\" title=\"{} #{seq}: {meaning}\">{}",
             Text(op),
-            meaning(*cell),
             cell.letter()
         )?;
     }
     writeln!(out, "</tr>")
+}
+
+/// The numbers of the collectives of a group that are pending and not overdue: members that have not issued them may be
+/// on their way.
+fn not_overdue(report: &Report, group: &GroupRef) -> BTreeSet<u64> {
+    let of_group = report.pending().filter(|instance| {
+        instance.seq_kind == SeqKind::CollectiveSeqId && instance.group == *group
+    });
+    of_group
+        .filter(|instance| !instance.overdue)
+        .map(|instance| instance.seq)
+        .collect()
 }
 
 const fn class(cell: Cell) -> &'static str {

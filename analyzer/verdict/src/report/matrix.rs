@@ -1,4 +1,4 @@
-//! The rank × sequence matrix of one group: the state of each of the newest collectives on each member.
+//! The rank × sequence matrix of one group: the state of each shown collective on each member.
 
 use crate::report::{Code, Finding, GroupRef, InstanceReport, Report, SeqKind};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
@@ -92,7 +92,11 @@ struct Line<'a> {
     first: Option<u64>,
     /// Whether the record begins with the rank's first operation: then the ring has dropped none.
     complete: bool,
-    /// By collective number: the entry, and the name of its operation.
+    /// The highest collective number of this group in the record.
+    newest: Option<u64>,
+    /// When the oldest pending collective was issued, ns since the epoch.
+    pending_since_ns: Option<i64>,
+    /// By collective number, for those that may be shown: the entry, and the name of its operation.
     entries: HashMap<u64, (&'a Entry, &'a str)>,
 }
 
@@ -120,7 +124,7 @@ pub fn matrix<'a>(
             continue;
         }
         if let Some(line) = Line::read(rank, dump, group, columns as u64, unfinished) {
-            newest = newest.max(line.entries.keys().copied().max().unwrap_or(0));
+            newest = newest.max(line.newest.unwrap_or(0));
             // If a process has several recorders, the one that covers most of the group is shown.
             let known = lines.get(&rank).map_or(0, |known| known.entries.len());
             if known == 0 || known < line.entries.len() {
@@ -154,7 +158,7 @@ pub fn matrix<'a>(
             .zip(&ops)
             .map(|(&seq, op)| line.cell(seq, op, odd.contains(&(line.rank, seq))))
             .collect();
-        let since = line.pending_since();
+        let since = line.pending_since_ns;
         let index = match rows {
             Rows::Folded => *row_of.entry(cells.clone()).or_insert(matrix_rows.len()),
             Rows::Each => matrix_rows.len(),
@@ -189,12 +193,14 @@ impl<'a> Line<'a> {
             read: false,
             first: None,
             complete: false,
+            newest: None,
+            pending_since_ns: None,
             entries: HashMap::new(),
         }
     }
 
-    /// Reads the newest `columns` collectives of a dump, and as many before `unfinished`; `None` if the dump has no such
-    /// group.
+    /// Reads the newest `columns` collectives of a dump or, if `unfinished` is older, as many before and after it;
+    /// `None` if the dump has no such group.
     fn read(
         rank: Rank,
         dump: &'a Dump,
@@ -219,6 +225,8 @@ impl<'a> Line<'a> {
                 .entries
                 .first()
                 .is_some_and(|entry| entry.record_id <= first_id),
+            newest: None,
+            pending_since_ns: None,
             entries: HashMap::new(),
         };
         let is_collective = |entry: &&Entry| {
@@ -234,12 +242,19 @@ impl<'a> Line<'a> {
             .map(|entry| entry.collective_seq_id);
         let mut last: Option<u64> = None;
         for entry in dump.entries.iter().rev().filter(is_collective) {
-            let last = *last.get_or_insert_with(|| {
-                let newest = entry.collective_seq_id;
-                unfinished.map_or(newest, |seq| seq.min(newest))
-            });
-            if entry.collective_seq_id + columns <= last {
+            let seq = entry.collective_seq_id;
+            line.newest = line.newest.max(Some(seq));
+            let last = *last.get_or_insert_with(|| unfinished.map_or(seq, |old| old.min(seq)));
+            if seq + columns <= last {
                 break;
+            }
+            if entry.state < EntryState::Completed && !entry.retired && entry.time_created_ns > 0 {
+                let since = line.pending_since_ns.unwrap_or(i64::MAX);
+                line.pending_since_ns = Some(since.min(entry.time_created_ns));
+            }
+            // Too far ahead of the oldest unfinished collective to be shown.
+            if seq >= last + columns {
+                continue;
             }
             let op = dump.signatures.get(entry.signature as usize).map_or(
                 entry.op.name(),
@@ -251,9 +266,7 @@ impl<'a> Line<'a> {
                     }
                 },
             );
-            line.entries
-                .entry(entry.collective_seq_id)
-                .or_insert((entry, op));
+            line.entries.entry(seq).or_insert((entry, op));
         }
         Some(line)
     }
@@ -273,16 +286,6 @@ impl<'a> Line<'a> {
             None if !self.complete && self.first.is_none_or(|first| seq < first) => Cell::Lost,
             None => Cell::NeverIssued,
         }
-    }
-
-    /// When the oldest pending collective was issued, ns since the epoch.
-    fn pending_since(&self) -> Option<i64> {
-        self.entries
-            .values()
-            .filter(|(entry, _)| entry.state < EntryState::Completed && !entry.retired)
-            .map(|(entry, _)| entry.time_created_ns)
-            .filter(|&ns| ns > 0)
-            .min()
     }
 }
 

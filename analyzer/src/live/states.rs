@@ -71,7 +71,7 @@ impl RankState {
     }
 
     /// The words that `state:` of a filter is compared with. A rank in no trouble that is in an operation is also
-    /// `running`, as its operation is.
+    /// `running`, whether that runs or is queued.
     pub const fn filter_words(self, is_pending: bool) -> &'static str {
         match self {
             Self::Ok if is_pending => "ok running",

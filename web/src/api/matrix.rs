@@ -19,7 +19,7 @@ pub(crate) struct MatrixQuery {
     group: String,
     /// Global rank of any member, which distinguishes groups of the same name.
     rank: Option<Rank>,
-    /// Number of newest collectives to show, from 1 to [`MAX_COLUMNS`]; 32 by default.
+    /// Number of collectives to show, from 1 to [`MAX_COLUMNS`]; 32 by default.
     columns: Option<usize>,
     /// Whether every rank gets a separate row; otherwise ranks with equal cells share a row.
     #[serde(default)]

@@ -94,7 +94,7 @@ impl Report {
         failure.filter(|_| report.pending == 0)
     }
 
-    /// The share of the job's time that is lost to the ranks that W220 names, 0..1; 0 if it names none.
+    /// The share of the job's time that was lost because of the ranks that W220 names, 0..1; 0 if it names none.
     pub fn straggler_share(&self) -> f64 {
         let is_straggler = |rank: &Rank| {
             let mut named = self
@@ -463,7 +463,7 @@ const fn is_overdue() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceState {
-    /// All members, or both ends of the message, have issued the operation.
+    /// All members, or both ends of the message, have issued the operation, and it is not [`Queued`](Self::Queued).
     Running,
     /// All members have issued the operation, and the record of one does not show that the operation has started there.
     Queued,

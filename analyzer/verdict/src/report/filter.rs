@@ -14,7 +14,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("op:", "part of an operation's name"),
     (
         "state:",
-        "root, late, wait, running, mismatch, half_open, ok, ...",
+        "root, late, wait, running, queued, mismatch, half_open, ok, ...",
     ),
     ("host:", "part of a host name"),
     ("code:", "a finding's code: E101"),

@@ -74,6 +74,8 @@ def main() -> None:
     parser.add_argument("--tests", default="", metavar="REGEX", help="only tests whose name matches")
     args = parser.parse_args()
     tests = listed(args.tests)
+    if not tests:
+        parser.error(f"no listed test matches {args.tests!r}")
     failed = False
     print(f"load {os.getloadavg()[0]:.1f}\nstart  ranks suite of   tests" + "".join(f"{name:>8}" for name in BACKENDS))
     for start in args.start.split(","):

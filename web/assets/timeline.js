@@ -164,9 +164,14 @@ const endOf = (slice, lane) => (slice.length == null ? Math.max(slice.start, lan
 /** The operations by kind of group. One keeps its place, and so its color, as long as the page is open; those of the same
  * answer are in the order of their names. @type {string[]} */
 const kinds = [];
+/** The indices in `kinds` of those of the answer on display, ascending. @type {number[]} */
+let present = [];
 /** The index in `kinds`, by operation and group; filled when it is first needed. @type {number[]} */
 let kindsKnown = [];
 const byName = new Intl.Collator("en", { numeric: true }).compare;
+
+/** Maximum number of kinds that are named below the timeline; the rest is counted. */
+const MAX_NAMED = 2 * COLORS.length;
 
 /** The index of an operation's kind: the name of the operation with the name of its group, less the number at the end of
  * the latter. @param {object} slice */
@@ -178,23 +183,25 @@ function kindName(slice) {
   return `${drawn.ops[slice.op]} on ${group.replace(/[\d_/-]+$/, "") || group}`;
 }
 
-/** Adds the kinds of the answer on display that are new. */
+/** Notes the kinds of the answer on display, and adds those that are new. */
 function addKinds() {
   kindsKnown = [];
   const one = new Map();
   for (const { slices } of drawn.lanes) for (const slice of slices) one.set(slice.op * drawn.groups.length + slice.group, slice);
   const names = new Set([...one.values()].map(kindName));
   kinds.push(...[...names].filter((name) => !kinds.includes(name)).sort(byName));
+  present = kinds.flatMap((name, index) => (names.has(name) ? [index] : []));
 }
 
 /** Names the colors below the timeline. */
 function drawLegend() {
-  const shown = kinds.slice(0, COLORS.length).map((name, index) => {
+  const shown = present.slice(0, MAX_NAMED).map((index) => {
     const key = make("span", { class: "swatch" });
-    key.style.background = COLORS[index];
-    return make("span", { class: "kind" }, key, name);
+    key.style.background = COLORS[index % COLORS.length];
+    return make("span", { class: "kind" }, key, kinds[index]);
   });
-  byId("timeline-kinds").replaceChildren(...shown, "outlined: failed; pale and outlined: not ended");
+  const more = present.length - shown.length;
+  byId("timeline-kinds").replaceChildren(...shown, ...(more > 0 ? [make("span", { class: "kind" }, `and ${more} more`)] : []), "outlined: failed; pale and outlined: not ended");
 }
 
 /** Operations of a lane that are narrower than this many pixels are drawn together: as bars whose height is the share of

@@ -91,7 +91,8 @@ export function drawGroups(report, passes, problemsOnly, open) {
   const troubled = new Set(report.in_flight.filter((i) => i.overdue || i.state === "failed").map((i) => key(i.group)));
   const passesHere = (section, index) => passes(section, index) && (!problemsOnly || troubled.has(key(report.groups[index].group)));
   const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null && f.group).map((f) => key(f.group)));
-  const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
+  // The age is that of the oldest pending collective; messages are not counted.
+  const overdue = new Set(report.in_flight.filter((i) => i.overdue && i.state !== "failed" && i.seq_kind === "collective_seq_id").map((i) => key(i.group)));
   // The groups that findings name come first, then others in trouble; tp_2 comes before tp_10.
   const order = (a, b) => blamed.has(key(b.group)) - blamed.has(key(a.group))
     || troubled.has(key(b.group)) - troubled.has(key(a.group))

@@ -90,6 +90,9 @@ export function label({ name, desc }) {
   return alone ? desc : `${desc}/${name}`;
 }
 
+/** Whether two groups are the same one. @param {object} one @param {object} other */
+export const sameGroup = (one, other) => one.name === other.name && one.ranks.join() === other.ranks.join();
+
 /** One name for several groups, like `tp_0..7`. @param {string[]} labels */
 export function labels(labels) {
   if (labels.every((label) => label === labels[0])) return labels[0];

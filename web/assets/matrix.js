@@ -1,6 +1,6 @@
 // One group's rank × sequence matrix; members with equal cells share a row.
 
-import { byId, make, rankSet } from "./format.js";
+import { byId, make, rankSet, sameGroup } from "./format.js";
 
 const CELLS = {
   completed: ["C", "completed"], started: ["S", "started"], queued: ["Q", "queued"], never_issued: ["–", "never issued"],
@@ -10,17 +10,16 @@ const CELLS = {
 
 let drawn;
 
-/** Whether two groups are the same one. @param {object} one @param {object} other */
-const same = (one, other) => one.name === other.name && one.ranks.join() === other.ranks.join();
-
 /** Draws at most 64 rows of the matrix, unless it is the one on display.
  * @param {?object} focus @param {(group: object) => string} name @param {object} report of the same snapshot */
 export function drawMatrix(focus, name, report) {
-  const pending = focus ? report.in_flight.filter((i) => i.seq_kind === "collective_seq_id" && same(i.group, focus.group)) : [];
+  const pending = focus ? report.in_flight.filter((i) => i.seq_kind === "collective_seq_id" && sameGroup(i.group, focus.group)) : [];
   // Members that have not issued an operation that is not overdue may be on their way.
   const early = new Set(pending.filter((i) => !i.overdue && i.state !== "failed").map((i) => i.seq));
-  const newest = focus && report.groups.find((g) => same(g.group, focus.group))?.last_seq;
-  const form = JSON.stringify([focus, [...early], newest]);
+  const newest = focus && report.groups.find((g) => sameGroup(g.group, focus.group))?.last_seq;
+  // The oldest collective that is pending or, if none is, that has failed; the report lists the oldest first.
+  const unfinished = (pending.find((i) => i.state !== "failed") ?? pending[0])?.seq;
+  const form = JSON.stringify([focus, [...early], newest, unfinished]);
   if (form === drawn) return;
   drawn = form;
   byId("matrix-title").textContent = focus ? `Group ${name(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
@@ -42,8 +41,14 @@ export function drawMatrix(focus, name, report) {
     })));
   const legend = Object.entries(CELLS).filter(([name]) => seen.has(name)).map(([, [glyph, words]]) => `${glyph} ${words}`).join("   ");
   const later = (newest ?? 0) - focus.seqs.at(-1);
+  // The style sheet keeps the newest columns visible.
+  const pane = make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows)));
   byId("matrix").replaceChildren(
-    // The style sheet keeps the newest columns visible.
-    make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
+    pane,
     make("p", { class: "empty" }, `${legend}   ${later > 0 ? `${later} later not shown` : "newest on the right"}; point at a number for its operation`));
+  const at = focus.seqs.indexOf(unfinished);
+  if (at < 0) return;
+  // The first column does not move: the oldest unfinished collective may be under it, or left of it.
+  const hidden = head.cells[0].getBoundingClientRect().right - head.cells[at + 1].getBoundingClientRect().left;
+  if (hidden > 0) pane.scrollLeft -= hidden;
 }

@@ -1,19 +1,26 @@
 // The wait-for graph: root causes are leftmost, and boxes wait for boxes to their left, except in a cycle. Ranks that
 // wait in the same operation share a box.
 
-import { byId, draw, make, rankSet, ranksInWords } from "./format.js";
+import { byId, draw, make, rankSet, ranksInWords, sameGroup } from "./format.js";
 import { namer } from "./tables.js";
 
 // Three columns fit beside another pane in a window of 1,440 pixels.
 const WIDTH = 196, HEIGHT = 52, GAP_X = 38, GAP_Y = 14, MAX_IN_COLUMN = 10;
 
-/** The ranks whose operation failed because of another rank, if none waits: each as a wait for the ranks at fault.
+/** Whether the newest operation of a rank failed, and none is pending. @param {object} rank its row in a report */
+const hasFailed = (rank) => rank.failure != null && rank.pending === 0;
+
+/** The ranks that failed in the operation of the first error, without those at fault: each as a wait for the latter. A rank
+ * that left the operation and has failed in another one since is among them only if it had joined the former.
  * @param {object} report */
-function failures({ findings, ranks }) {
+function failures({ findings, in_flight: inFlight, ranks }) {
   const cause = findings.find((f) => f.severity === "error" && f.caused_by == null);
   if (!cause?.group || cause.seq == null || cause.culprit_ranks.length === 0) return [];
   const { group, op, seq, seq_kind: kind, culprit_ranks: on } = cause;
-  const failed = ranks.filter((row) => row.failure != null && row.pending === 0 && group.ranks.includes(row.rank) && !on.includes(row.rank));
+  const instances = inFlight.filter((i) => i.state === "failed" && i.seq === seq && i.seq_kind === kind && sameGroup(i.group, group));
+  const joined = new Set(instances.flatMap((i) => i.joined));
+  for (const rank of on) joined.delete(rank);
+  const failed = ranks.filter((row) => joined.has(row.rank) && hasFailed(row));
   return failed.map(({ rank }) => ({ rank, on, group, op: op ?? "operation", seq, seq_kind: kind }));
 }
 
@@ -47,7 +54,7 @@ export function boxes(report) {
     all.unshift({ ranks, on: new Set(), kind, title: "waited for", text: ranks.length === 1 ? `last: ${lastCall(ranks[0])}` : `${ranks.length} ranks` });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
-  const failed = new Set(report.ranks.filter((rank) => rank.failure != null && rank.pending === 0).map((rank) => rank.rank));
+  const failed = new Set(report.ranks.filter(hasFailed).map((rank) => rank.rank));
   for (const box of all) {
     if (box.kind !== "waits" || !box.ranks.every((rank) => failed.has(rank))) continue;
     box.failed = true;

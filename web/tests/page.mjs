@@ -221,6 +221,16 @@ const cells = await page.evaluate(async () => {
     ages: [of("#groups [data-age]", (it) => it.dataset.age), of("#flight [data-age]", (it) => it.dataset.age)] };
 });
 assert.deepEqual(cells, { first: "! b", missing: ["rank 1", "rank 1"], sizes: ["256 KiB", "128 KiB or 256 KiB"], ages: [["104", ""], ["", "104"]] });
+// The age of a group is that of its oldest collective, which an overdue message does not let grow.
+const beside = await page.evaluate(async () => {
+  const { drawGroups } = await import("/assets/tables.js");
+  const group = { name: "pp", desc: "pp", ranks: [0, 1] };
+  const row = { group, state: "waiting", overdue: false, seq_kind: "collective_seq_id" };
+  const message = { ...row, state: "half_open", overdue: true, seq_kind: "p2p_seq_id" };
+  drawGroups({ groups: [{ group, oldest_ms: 104 }], in_flight: [message, row], findings: [] }, () => true, false, () => {});
+  return document.querySelector("#groups [data-age]").dataset.age;
+});
+assert.equal(beside, "");
 // A rank that has not issued a collective yet is not accused before that is overdue; columns that are left out are counted.
 const classes = await page.evaluate(async () => {
   const { drawMatrix } = await import("/assets/matrix.js");
@@ -232,19 +242,36 @@ const classes = await page.evaluate(async () => {
   });
 });
 assert.deepEqual(classes, ["cell started,cell not_yet", "cell started,cell never_issued"]);
+// The newest columns of a wide matrix are visible or, if the oldest unfinished collective is older, its column.
+const visible = await page.evaluate(async () => {
+  const { drawMatrix } = await import("/assets/matrix.js");
+  const group = { name: "tp", desc: "tp", ranks: [0, 1] };
+  const seqs = Array.from({ length: 200 }, (_, index) => 1000 + index);
+  const focus = { group, seqs, ops: seqs.map(() => "all_reduce"), rows: [{ ranks: [0, 1], cells: seqs.map(() => "started") }] };
+  return [1100, 1199].map((seq) => {
+    drawMatrix(focus, () => "tp", { groups: [{ group, last_seq: 1199 }], in_flight: [{ group, seq, seq_kind: "collective_seq_id", state: "running", overdue: true }] });
+    const pane = document.querySelector("#matrix .scroll").getBoundingClientRect();
+    const heads = [...document.querySelectorAll("#matrix thead th")].map((head) => head.getBoundingClientRect());
+    return [1100, 1199].map((at) => heads[at - 999].left >= heads[0].right - 1 && heads[at - 999].right <= pane.right + 1);
+  });
+});
+assert.deepEqual(visible, [[true, false], [false, true]]);
 // Ranks that failed because of another are drawn, also if none waits any more.
 const fallen = await page.evaluate(async () => {
   const { boxes } = await import("/assets/graph.js");
-  const group = { name: "tp", desc: "tp", ranks: [0, 1] };
-  const ranks = [0, 1].map((rank) => ({ rank, failure: "mismatch", pending: 0 }));
+  // Ranks 2 and 3 have failed, too, but in other operations.
+  const group = { name: "tp", desc: "tp", ranks: [0, 1, 2, 3] };
+  const ranks = group.ranks.map((rank) => ({ rank, failure: "mismatch", pending: 0 }));
   const findings = [{ severity: "error", caused_by: null, culprit_ranks: [1], group, op: "all_reduce", seq: 6, seq_kind: "collective_seq_id" }];
-  return boxes({ groups: [{ group }], findings, ranks, waits: [] }).map((box) => `${box.kind} ${box.ranks} ${box.failed ?? false}: ${box.title}`);
+  const failed = { group, seq: 6, seq_kind: "collective_seq_id", state: "failed", joined: [0, 1] };
+  const elsewhere = [{ ...failed, seq: 5, joined: [2] }, { ...failed, group: { ...group, name: "dp" }, joined: [3] }];
+  return boxes({ groups: [{ group }], findings, ranks, waits: [], in_flight: [failed, ...elsewhere] }).map((box) => `${box.kind} ${box.ranks} ${box.failed ?? false}: ${box.title}`);
 });
 assert.deepEqual(fallen, ["root 1 false: waited for", "waits 0 true: all_reduce #6 failed"]);
 // A kind of operation keeps its color when others come and go, and an operation that failed has the color of failures.
 await page.locator("#timeline").scrollIntoViewIfNeeded();
 await page.mouse.move(0, 0);
-const drawings = await page.evaluate(async () => {
+const { failed, legends } = await page.evaluate(async () => {
   const { refresh } = await import("/assets/timeline.js");
   const { color } = await import("/assets/format.js");
   const real = window.fetch;
@@ -252,23 +279,48 @@ const drawings = await page.evaluate(async () => {
   const show = async (groups, state) => {
     const lanes = [{ rank: 0, host: "n0", end: null, slices: groups.map((_, index) => slice(index, state)) }];
     const answer = { origin_ns: "0", length: 1000, groups, ops: ["all_reduce"], lanes, omitted: 0 };
-    window.fetch = async (url) => (String(url).includes("timeline") ? new Response(JSON.stringify(answer)) : real(url));
-    await refresh({ seconds: 10 });
-    const swatch = [...document.querySelectorAll("#timeline-kinds .kind")].find((kind) => kind.textContent.endsWith("on made_up"));
+    let asked = 0;
+    window.fetch = async (url) => {
+      if (!String(url).includes("timeline")) return real(url);
+      asked += 1;
+      return new Response(JSON.stringify(answer));
+    };
+    // The page's own request, made when the timeline came into view, may be on its way: then this one is put off.
+    for (const end = Date.now() + 60000; Date.now() < end;) {
+      const before = asked;
+      await refresh({ seconds: 10 });
+      if (asked > before) break;
+      await new Promise((resolve) => { setTimeout(resolve, 50); });
+    }
+    const kinds = [...document.querySelectorAll("#timeline-kinds .kind")];
+    const swatch = kinds.find((kind) => kind.textContent.endsWith("on made_up"))?.querySelector(".swatch");
+    return { color: swatch?.style.background, named: kinds.length };
+  };
+  const looksFailed = () => {
     const canvas = document.getElementById("timeline-canvas");
-    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    // A browser may warn of more than one look at the pixels of the page's own canvas.
+    const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
     const [r, g, b] = color("--bad").match(/\d+/g).map(Number);
     let failed = 0;
     for (let i = 0; i < data.length; i += 4) failed += data[i] === r && data[i + 1] === g && data[i + 2] === b;
-    return { color: swatch?.querySelector(".swatch").style.background, failed: failed > 100 };
+    return failed > 100;
   };
+  const many = (prefix) => [..."abcdefghij"].map((letter) => `${prefix}_${letter}`);
   try {
-    return [await show(["aside", "made_up"], "completed"), await show(["made_up"], "failed")];
+    const first = await show(["aside", "made_up"], "completed");
+    const failed = [looksFailed()];
+    const alone = await show(["made_up"], "failed");
+    failed.push(looksFailed());
+    return { failed, legends: [first, alone, await show(many("x"), "completed"), await show([...many("y"), "made_up"], "completed")] };
   } finally { window.fetch = real; }
 });
-assert.ok(drawings[0].color, "the kind is named");
-assert.equal(drawings[0].color, drawings[1].color);
-assert.deepEqual(drawings.map(({ failed }) => failed), [false, true]);
+assert.ok(legends[0].color, "the kind is named");
+for (const again of [legends[1], legends[3]]) assert.equal(again.color, legends[0].color);
+assert.deepEqual(failed, [false, true]);
+// Only the kinds on display are named, also after many others.
+assert.deepEqual(legends.map(({ named }) => named), [2, 1, 10, 11]);
 printLine("made-up reports: ok");
 
 // On a phone, too, nothing moves while the page loads, and the labels of ages in the history have room.

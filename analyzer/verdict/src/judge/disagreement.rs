@@ -1,26 +1,29 @@
 //! Finds collectives on which the members of a group disagree.
 //!
 //! The calls of the members under one (group, sequence number) are divided into parts that agree. The largest part is
-//! right. If several are equally large, these decide in turn: whether input and output of the calls fit; what the
-//! sibling groups (of the same family) issued under the number; and the group's own past, that is, which call followed
-//! the same calls before. If nothing decides, every part is an alternative.
+//! right, if members whose calls are not recorded cannot make another one as large, or if it is several times as large
+//! as the next. Of parts that may all be the largest, these decide in turn: whether input and output of the calls fit;
+//! what the sibling groups (of the same family) issued under the number; and the group's own past, that is, which call
+//! followed the same calls before. If nothing decides, every part is an alternative.
 
 use crate::align::record::NONE;
 use crate::align::signature::CallDifference;
-use crate::align::{Aligned, GroupIx, Numbers, RecordIx};
+use crate::align::{Aligned, GroupIx, Numbers, Presence, RecordIx};
 use rcomm_recorder::model::{EntryState, Layout, OpType, Pattern, Rank};
 use rcomm_recorder::publish::Recorder;
 
 /// The reason why one part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ground {
-    /// The part has more members than any other.
+    /// The part has more members than any other, whatever the members have called whose calls are not recorded.
     Majority,
-    /// Several parts are the largest, and only in this one input and output of the call fit.
+    /// Of the members whose calls are recorded, the part has several times as many as any other.
+    Plurality,
+    /// Several parts may be the largest, and only in this one input and output of the call fit.
     Consistency,
-    /// Several parts are the largest, and most members of sibling groups issued the same as this one.
+    /// Several parts may be the largest, and most members of sibling groups issued the same as this one.
     Siblings,
-    /// Several parts are the largest, and this one continues the group's own past.
+    /// Several parts may be the largest, and this one continues the group's own past.
     Past,
     /// None: no part is known to be right.
     Nothing,
@@ -287,6 +290,10 @@ fn judge(
     Some(disagreement)
 }
 
+/// A part of at least this many members is right if it is at least this many times as large as any other, although
+/// members without a record of their calls could make that one as large: one rank is at fault more often than many.
+const CLEAR_MAJORITY: usize = 4;
+
 /// Moves the right part to the front of `parts`, which are ordered by size, and returns why it is right.
 fn put_right_first(
     aligned: &Aligned<'_>,
@@ -295,12 +302,27 @@ fn put_right_first(
     parts: &mut [AgreeingMembers],
 ) -> Ground {
     let most = parts[0].ranks.len();
+    let is_unseen = |&member: &usize| match aligned.presence(group, member, seq) {
+        Presence::Lost | Presence::Unknown(_) => true,
+        // A living process may still come.
+        Presence::Absent => {
+            let mut records = aligned.records_of(aligned.groups[group].ranks[member]);
+            records.any(|record| aligned.records[record].lives())
+        }
+        Presence::Issued(_) => false,
+    };
+    let unseen = (0..aligned.groups[group].ranks.len())
+        .filter(is_unseen)
+        .count();
     let tied = parts
         .iter()
-        .take_while(|part| part.ranks.len() == most)
+        .take_while(|part| part.ranks.len() + unseen >= most)
         .count();
     if tied == 1 {
         return Ground::Majority;
+    }
+    if most >= CLEAR_MAJORITY && most >= CLEAR_MAJORITY * parts[1].ranks.len() {
+        return Ground::Plurality;
     }
     let (members_known, members) = (
         aligned.groups[group].members_recorded,

@@ -333,3 +333,62 @@ fn a_smaller_job_that_ran_on_a_host_of_a_living_one_is_not_judged_in_its_place()
     let mut problems = report.problems.iter();
     assert!(problems.any(|problem| problem.sentence.contains("of job test")));
 }
+
+/// The report on a job of this many ranks, of which the first left a dump: they issued two collectives, and these
+/// differ from the others in the size of the second.
+fn of_two_sides(ranks: Rank, dumped: Rank, odd: &[Rank], change: impl Fn(&mut Dump)) -> Finding {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps = (0..dumped).map(|rank| {
+        let mut dump = record(rank, ranks, &waits);
+        let mut other = dump.signatures[0].clone();
+        (other.input_sizes, other.output_sizes) = (vec![vec![32]], vec![vec![32]]);
+        dump.signatures.push(other);
+        dump.entries[1].signature = u32::from(odd.contains(&rank));
+        change(&mut dump);
+        dump
+    });
+    let report = analyze(&dumps.collect::<Vec<_>>(), &written());
+    let mut findings = report.findings.into_iter();
+    let found = findings.find(|finding| finding.code == Code::E112);
+    found.expect("the sizes differ")
+}
+
+#[test]
+fn one_rank_that_differs_from_many_is_blamed_although_others_left_no_dump() {
+    for (ranks, dumped) in [(64, 32), (16, 9)] {
+        let finding = of_two_sides(ranks, dumped, &[5], |_| ());
+        assert_eq!(finding.culprit_ranks, [5], "{}", finding.sentence);
+        assert!(finding.confidence < 0.9, "{}", finding.confidence);
+    }
+}
+
+#[test]
+fn no_side_is_blamed_that_ranks_without_a_dump_may_make_as_large_as_the_other() {
+    for (ranks, dumped, odd, sides) in [
+        (6, 5, &[0, 2, 4][..], [vec![0, 2, 4], vec![1, 3]]),
+        (4, 3, &[1], [vec![0, 2], vec![1]]),
+    ] {
+        let finding = of_two_sides(ranks, dumped, odd, |_| ());
+        assert_eq!(finding.culprit_ranks, [0; 0], "{}", finding.sentence);
+        assert_eq!(finding.alternatives, sides);
+    }
+    // With the last dump, one side is larger.
+    let finding = of_two_sides(4, 4, &[1], |_| ());
+    assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
+}
+
+#[test]
+fn a_rank_that_never_came_is_on_no_side_unless_it_lives() {
+    let come_late = |lives: bool| {
+        of_two_sides(8, 8, &[0, 1, 2], |dump| {
+            if dump.identity.rank == Some(7) {
+                dump.entries.truncate(1);
+            }
+            if lives {
+                *dump = alive(std::mem::take(dump), 60.0);
+            }
+        })
+    };
+    assert_eq!(come_late(false).culprit_ranks, [0, 1, 2]);
+    assert_eq!(come_late(true).culprit_ranks, [0; 0]);
+}

@@ -179,6 +179,7 @@ pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 
                 0.85
             }
         }
+        Ground::Plurality => 0.85,
         Ground::Consistency | Ground::Siblings => 0.9,
         Ground::Past => 0.65,
         Ground::Nothing => 0.5,
@@ -190,28 +191,26 @@ pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 
     }
 }
 
-/// The reasons for the finding: why the other side is right if two are equally large, and which other findings are
+/// The reasons for the finding: why the other side is right if two may be equally large, and which other findings are
 /// ruled out.
 fn grounds(
     ctx: &Context<'_>,
     disagreement: &Disagreement,
     difference: CallDifference,
 ) -> Vec<String> {
-    let mut reasons = Vec::new();
-    match disagreement.ground {
-        Ground::Siblings => {
-            reasons.push(
-                "two equal sides: the groups that play the same part agree with the other side"
-                    .into(),
-            );
-        }
-        Ground::Past => reasons
-            .push("two equal sides: the group's own past continues with the other side".into()),
-        Ground::Consistency => {
-            reasons.push("two equal sides: input and output of the other side fit".into())
-        }
-        _ => {}
-    }
+    let decided_by = match disagreement.ground {
+        Ground::Siblings => Some("the groups that play the same part agree with the other side"),
+        Ground::Past => Some("the group's own past continues with the other side"),
+        Ground::Consistency => Some("input and output of the other side fit"),
+        Ground::Majority | Ground::Plurality | Ground::Nothing => None,
+    };
+    let are_equal = disagreement.parts[0].ranks.len() == disagreement.parts[1].ranks.len();
+    let sides = match are_equal {
+        true => "two equal sides",
+        false => "which side is larger is not recorded",
+    };
+    let reason = decided_by.map(|decided_by| format!("{sides}: {decided_by}"));
+    let mut reasons = Vec::from_iter(reason);
     match difference {
         CallDifference::Dtype => reasons.push("op_mismatch: all issued the same operation".into()),
         CallDifference::Size => {

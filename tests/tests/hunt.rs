@@ -8,9 +8,17 @@ const MENDED: &[u64] = &[
     5, 67, 75, 88, 121, 258, 716, 840, 881, 1005, 1017, 1136, 1520, 1890, 2340, 2363, 2511, 2575,
     2698, 2999, 3120, 3395, 3418, 3531, 3892, 4035, 4813, 5124, 5203, 5216, 5362,
 ];
-/// The same of classes of evidence. A rank without a record may be on the side of a collective that fewer records show.
-const MENDED_OF_CLASS: &[(Class, u64)] =
-    &[(Class::Odds, 201), (Class::Odds, 366), (Class::Odds, 438)];
+/// The same of classes of evidence. A rank without a record may be on the side of a collective that fewer records show,
+/// and may have left because it had lost another.
+const MENDED_OF_CLASS: &[(Class, u64)] = &[
+    (Class::Odds, 201),
+    (Class::Odds, 366),
+    (Class::Odds, 438),
+    (Class::Dumps, 192),
+    (Class::Dumps, 370),
+    (Class::Dumps, 461),
+    (Class::Dumps, 567),
+];
 /// Seeds whose reports still state something false: a rank whose group had failed before it came there is blamed for not
 /// coming.
 const STILL_WRONG: &[(Class, u64)] = &[(Class::Dumps, 16)];

@@ -1,8 +1,8 @@
 //! Tests findings on several causes, on all ranks of a host, and on ranks that may be victims of others.
 
-use crate::job::{State, alive, at, dead, record, stopped};
+use crate::job::{State, alive, at, dead, fails, record, stopped};
 use crate::root;
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{FailureKind, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Analysis, Code, Policy, Problem, Report, Unread, Verdict, analyze};
 
@@ -285,4 +285,73 @@ fn a_process_that_is_gone_leads_where_a_rank_that_may_still_come_is_missing_too(
     assert_eq!((late.code, &late.culprit_ranks[..]), (Code::E101, &[1][..]));
     let expected = "rank 2 is missing there, too, and its process is gone";
     assert!(late.doubts.iter().any(|text| text == expected), "{late:?}");
+}
+
+/// Adds the losses of ranks to a record, each with its time.
+fn loses(dump: Dump, lost: impl Iterator<Item = (Rank, f64)>) -> Dump {
+    let mut dump = lost.fold(dump, |dump, (rank, then)| {
+        fails(dump, FailureKind::PeerGone, &[rank], then)
+    });
+    for (failure, id) in dump.failures.iter_mut().zip(1..) {
+        failure.id = id;
+    }
+    dump
+}
+
+#[test]
+fn the_ranks_of_a_host_that_is_gone_are_all_blamed() {
+    // Half of the survivors notice the last rank first.
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(2.0))];
+    for lost in [vec![4, 5, 6, 7], vec![6, 7]] {
+        let survivors = (0..8).filter(|rank| !lost.contains(rank));
+        let dumps = survivors.map(|rank| {
+            let times = (0..).map(|nth: u32| 2.0 + f64::from(nth) / 1e3);
+            let mut order = lost.clone();
+            if rank % 2 == 1 {
+                order.reverse();
+            }
+            loses(record(rank, 8, &failed), order.into_iter().zip(times))
+        });
+        let report = analyze(&dumps.collect::<Vec<_>>(), &Policy::default());
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &lost[..]));
+        assert_eq!(report.word(), "failed");
+    }
+}
+
+#[test]
+fn a_rank_that_is_lost_later_in_another_group_may_have_left_because_of_the_first() {
+    let failed = [(1.0, State::Failed(2.0))];
+    let (even, odd): (&[Rank], &[Rank]) = (&[0, 2], &[1, 3]);
+    let later = |when: f64| {
+        let mut ends_early = in_groups(3, &[(1, "odd", odd)], &[(1.0, State::Pending)]);
+        ends_early.identity.dump_time_ns = at(1.5);
+        let of = |rank, group, lost, then| {
+            let mut dump = loses(
+                in_groups(
+                    rank,
+                    &[(1, group, if group == "odd" { odd } else { even })],
+                    &failed,
+                ),
+                [(lost, then)].into_iter(),
+            );
+            dump.failures[0].group = Some(1);
+            dump
+        };
+        let dumps = [of(0, "even", 2, 2.0), of(1, "odd", 3, when), ends_early];
+        let dumps = dumps.map(|mut dump| {
+            dump.identity.reason = "failure".to_owned();
+            dump.identity.world_size = Some(4);
+            dump.groups[0].info.ranks = (0..4).collect();
+            dump
+        });
+        let report = analyze(&dumps, &Policy::default());
+        let finding = report.findings.into_iter().next();
+        let finding = finding.expect("two ranks are lost");
+        assert_eq!(finding.code, Code::E150);
+        (finding.culprit_ranks, finding.doubts.join("\n"))
+    };
+    let (culprits, doubts) = later(2.4);
+    assert_eq!(culprits, [2]);
+    assert!(doubts.contains("rank 3 went later"), "{doubts}");
+    assert_eq!(later(2.002).0, [2, 3]);
 }

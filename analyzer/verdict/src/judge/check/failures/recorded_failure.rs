@@ -166,6 +166,7 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
         true => failures.first()?.failure.ranks.clone(),
         false => lost_none,
     };
+    let (culprits, later) = lost_first(ctx, failures, culprits);
     let about = |recorded: &&Recorded<'_>| {
         recorded
             .failure
@@ -188,12 +189,57 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     look_at_exit(ctx, &mut draft);
     draft.confidence = if suffered.len() > 1 { 0.9 } else { 0.8 };
     complete(ctx, &mut draft, witness);
+    if !later.is_empty() {
+        draft.confidence = 0.8;
+        draft.doubts.push(format!(
+            "{} went later, and no record shows how: a rank that has lost another leaves too",
+            format_ranks(&later)
+        ));
+    }
     leave_open(ctx, &mut draft);
     leave_order_open(ctx, &mut draft);
     draft
         .ruled_out
         .push("missing_dump: the survivors recorded that its process was gone".to_owned());
     Some(draft)
+}
+
+/// Losses that are recorded within this time are of one cause, ns: a process that has lost another takes longer to end.
+const AT_ONCE_NS: i64 = 50_000_000;
+/// Losses that end one operation are of one cause if they are recorded within this time, ns.
+const IN_ONE_OPERATION_NS: i64 = 1_000_000_000;
+
+/// Divides lost ranks into those that were lost first or whose record ends with their process, and those that may have
+/// ended because they had lost another. Survivors name these, too, and their records end before, or are lost.
+fn lost_first(
+    ctx: &Context<'_>,
+    failures: &[Recorded<'_>],
+    lost: Vec<Rank>,
+) -> (Vec<Rank>, Vec<Rank>) {
+    let names = |recorded: &Recorded<'_>, rank: &Rank| recorded.failure.ranks.contains(rank);
+    let names_one = |recorded: &&Recorded<'_>| lost.iter().any(|rank| names(recorded, rank));
+    let Some(first) = failures.iter().find(names_one) else {
+        return (lost, Vec::new());
+    };
+    let place_of = |recorded: &Recorded<'_>| {
+        let (group, op) = operation(ctx, recorded)?;
+        Some((group, op.seq, op.p2p_seq))
+    };
+    let first_place = place_of(first);
+    let is_at_once = |recorded: &Recorded<'_>| {
+        let after_ns = recorded.at_ns.saturating_sub(first.at_ns);
+        let is_in_one = || first_place.is_some() && place_of(recorded) == first_place;
+        after_ns < AT_ONCE_NS || after_ns < IN_ONE_OPERATION_NS && is_in_one()
+    };
+    let ends_with_process = |rank: &Rank| {
+        let mut records = ctx.aligned.records_of(*rank);
+        records.any(|record| ctx.aligned.records[record].died())
+    };
+    let is_first = |rank: &Rank| {
+        let mut about = failures.iter().filter(|recorded| names(recorded, rank));
+        ends_with_process(rank) || about.any(is_at_once)
+    };
+    lost.iter().copied().partition(is_first)
 }
 
 /// Blames no rank if no culprit left a record, and other ranks left none, either. A rank that loses a peer ends, so one

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 impl FlightRecorder {
     /// Sets the program's phase from now on; at most 104 bytes of the name are kept. A name that begins as the phase of
-    /// an exception does ([`RankStatus::RAISED`]) is kept with a space before it.
+    /// an exception does ([`RankStatus::RAISED`]) is kept with a space before it. Takes no lock and does not allocate.
     pub fn phase(&self, name: &str) {
         let before = match name.starts_with(RankStatus::RAISED) {
             true => " ",
@@ -23,7 +23,7 @@ impl FlightRecorder {
     }
 
     /// Records, as the phase from now on, that this exception (`ValueError: bad batch`) has left the program, which
-    /// therefore ends.
+    /// therefore ends; of its text, the beginning is kept. Takes no lock and does not allocate.
     pub fn note_exception(&self, exception: &str) {
         self.write_phase(RankStatus::RAISED, exception);
     }

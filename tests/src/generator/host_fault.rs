@@ -41,7 +41,7 @@ pub(super) fn inject(
         rank,
         at,
         culprits,
-        // Each rank ends in an act of its own group; the world stands for them.
+        // The ranks end in acts of different groups, so the fault is assigned to the world, of which all are members.
         group: 0,
         // Gloo's recorder names no members, and all groups of one role may be gone with the host.
         decidable: spec.recording.recorder != Recorder::NativeGloo,

@@ -6,6 +6,7 @@
 //! and a cut file may lack newer ones. [`Aligned::presence`] says whether a member issued a collective, or why that is
 //! unknown.
 
+use crate::align::clocks::Offset;
 use crate::align::gloo_world::GlooWorld;
 use crate::align::membership::{
     Group, GroupIx, RecordIx, names_newest_only, number_families, resolve_groups,
@@ -71,6 +72,8 @@ pub(crate) struct Aligned<'a> {
     pub(crate) clock_known: Vec<bool>,
     /// The newest time in any record, by the clock of that record, ns; 0 if there is none.
     pub(crate) newest_ns: i64,
+    /// The newest time in any record, common time, ns; 0 if there is none.
+    pub(crate) newest_common_ns: i64,
     /// The number of families of groups.
     pub(crate) families: usize,
     /// For each group: how far its collectives have provably completed.
@@ -106,12 +109,27 @@ impl<'a> Aligned<'a> {
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
             newest_ns: 0,
+            newest_common_ns: 0,
             families: alignment.families,
             completed_to: alignment.completed_to,
             ends_early: alignment.ends_early,
         };
         aligned.expected = aligned.expected_ranks(world_size);
         aligned
+    }
+
+    /// Relates the clocks of the records to common time.
+    pub(crate) fn set_clocks(&mut self, clocks: &[Option<Offset>]) {
+        let offset_ns = |clock: &Option<Offset>| clock.map_or(0, |clock| clock.ns);
+        self.offsets_ns = clocks.iter().map(offset_ns).collect();
+        self.clock_known = clocks.iter().map(Option::is_some).collect();
+        let newest_ns = self.records.iter().map(Record::latest_ns);
+        self.newest_ns = newest_ns.clone().max().unwrap_or(0);
+        let in_common_time = newest_ns.zip(&self.offsets_ns);
+        self.newest_common_ns = in_common_time
+            .map(|(newest_ns, &offset_ns)| newest_ns.saturating_sub(offset_ns))
+            .max()
+            .unwrap_or(0);
     }
 
     /// The parts that [`Aligned::again`] needs; the records are no longer borrowed.
@@ -148,6 +166,7 @@ impl<'a> Aligned<'a> {
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
             newest_ns: 0,
+            newest_common_ns: 0,
             families: 0,
             completed_to: Vec::new(),
             ends_early: vec![false; records.len()],

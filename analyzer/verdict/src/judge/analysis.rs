@@ -226,10 +226,7 @@ fn judge(
         }
     };
     clocks::take_from_host(&records, &mut clocks);
-    let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
-    aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
-    aligned.clock_known = clocks.iter().map(Option::is_some).collect();
-    aligned.newest_ns = records.iter().map(Record::latest_ns).max().unwrap_or(0);
+    aligned.set_clocks(&clocks);
     let messages = Messages::new(&aligned);
     let taken = each_taken(&aligned, policy);
     aligned.note_taken(&taken, newest_taken_ns(&aligned, policy), &messages);

@@ -116,14 +116,8 @@ impl Policy {
 
 /// The time of judgment, common time, ns: the policy's, else the newest time in any record. `None` if no time is known.
 pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
-    let of_records = aligned.records.iter().enumerate().map(|(index, record)| {
-        let latest_ns = record.latest_ns();
-        latest_ns.saturating_sub(aligned.offsets_ns[index])
-    });
-    policy
-        .now_ns
-        .or_else(|| of_records.max())
-        .filter(|&now| now > 0)
+    let now = policy.now_ns.unwrap_or(aligned.newest_common_ns);
+    (now > 0).then_some(now)
 }
 
 /// When the newest of the files whose records state no time was written, common time, ns. `None` if this is unknown, or

@@ -27,6 +27,7 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_tests::generator::{Kind, Mix, Past, Recording, Spec, Window};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -257,6 +258,10 @@ fn live(args: &SimulatedArgs) -> anyhow::Result<()> {
         analyze_on_threads,
         vec!["simulated".to_owned()],
     );
+    let wall_ns = Arc::new(AtomicI64::new(0));
+    let clock = wall_ns.clone();
+    let mut source =
+        SimulatedSource::new(simulation.clone(), move || clock.load(Ordering::Relaxed));
     // An operation lasts 50 ms, and 5 s after the last judgment the ages of the pending ones are due.
     for (state, from_ms, pause_ms) in [("running", -6_000, 700), ("hung", 60_000, 6_000)] {
         let mut took = Vec::new();
@@ -266,7 +271,7 @@ fn live(args: &SimulatedArgs) -> anyhow::Result<()> {
                 elapsed: Duration::from_millis((100_000 + ms) as u64),
                 wall_ns: simulation.fault_ns() + ms * 1_000_000,
             };
-            let mut source = SimulatedSource::new(simulation.clone(), move || at.wall_ns);
+            wall_ns.store(at.wall_ns, Ordering::Relaxed);
             live.observe(0, source.poll(Instant::now()), at);
             let began = Instant::now();
             let snapshot = live.refresh(at);

@@ -71,8 +71,27 @@ mod tests {
             let policy = Policy::default();
             let threads = Threads::new(NonZeroUsize::new(5));
             let mut analysis = Analysis::new(policy.clone()).with_workers(Arc::new(threads));
-            dumps.iter().for_each(|dump| analysis.add(dump));
+            analysis.add_all(&dumps);
             assert_eq!(analysis.finish(), analyze(&dumps, &policy), "{name}");
         }
+    }
+
+    #[test]
+    fn ranks_whose_tables_differ_have_the_same_report_with_threads() {
+        let simulation = Simulation::new(Situation::Mismatch, 192, 0).with_window(64);
+        let mut dumps = simulation.dumps_at(simulation.fault_ns() + 60_000_000_000);
+        // The first rank's calls and call sites come before all others in its tables only.
+        let first = &mut dumps[0];
+        first.stacks.insert(0, vec![4]);
+        for entry in &mut first.entries {
+            entry.stack = entry.stack.map(|stack| stack + 1);
+        }
+        first.entries[0].stack = Some(0);
+        first.entries[0].timeout_ms += 1;
+        let policy = Policy::default();
+        assert_eq!(
+            analyze_on_threads(&dumps, &policy),
+            analyze(&dumps, &policy)
+        );
     }
 }

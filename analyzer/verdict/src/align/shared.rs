@@ -12,6 +12,9 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// Fewer dumps for each thread are not worth tables of their own.
+const MIN_PER_THREAD: usize = 32;
+
 /// A group as all ranks share it, identified by name, members and incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SharedGroup {
@@ -57,6 +60,68 @@ impl Shared {
     /// lends some.
     pub(crate) fn map<T: Send>(&self, count: usize, compute: impl Fn(usize) -> T + Sync) -> Vec<T> {
         workers::map(self.workers.as_deref(), count, compute)
+    }
+
+    /// Converts dumps without paths into records, as [`Shared::take_in`] does one after another. `extent` is that of
+    /// the dump with this index. Each of the caller's threads, if it lends some, takes in a run of the dumps with
+    /// tables of its own; these are put together in the order of the dumps, so the numbers are the same as without
+    /// threads.
+    pub(crate) fn take_in_all(
+        &mut self,
+        dumps: &[&Dump],
+        extent: impl Fn(usize) -> Extent + Sync,
+    ) -> Vec<Result<Record, Unusable>> {
+        let take = |shared: &mut Self, from: usize, until: usize| -> Vec<_> {
+            (from..until)
+                .map(|index| shared.take_in(String::new(), dumps[index], extent(index)))
+                .collect()
+        };
+        let parts = |threads: usize| threads.min(dumps.len() / MIN_PER_THREAD);
+        let workers = self.workers.clone();
+        let Some(workers) = workers.filter(|workers| parts(workers.threads()) > 1) else {
+            return take(self, 0, dumps.len());
+        };
+        let parts = parts(workers.threads());
+        let taken = workers::map_parts(&*workers, parts, |part| {
+            let mut shared = Self::default();
+            let from = |part: usize| dumps.len() * part / parts;
+            let records = take(&mut shared, from(part), from(part + 1));
+            (shared, records)
+        });
+        let mut all = Vec::with_capacity(dumps.len());
+        for (tables, mut records) in taken {
+            let numbers = self.add_tables(&tables);
+            for record in records.iter_mut().flatten() {
+                numbers.renumber(record);
+            }
+            all.extend(records);
+        }
+        all
+    }
+
+    /// Adds what other tables hold, in their order.
+    fn add_tables(&mut self, other: &Self) -> Renumbering {
+        let frames: Vec<u32> = (other.frames.iter())
+            .map(|frame| self.frame(frame))
+            .collect();
+        let stack = |stack: &Vec<u32>| {
+            let frames: Vec<u32> = stack.iter().map(|&frame| frames[frame as usize]).collect();
+            self.stack(&frames)
+        };
+        let stacks: Vec<u32> = other.stacks.iter().map(stack).collect();
+        let groups = (other.groups.iter())
+            .map(|group| self.group(&group.name, &group.desc, &group.ranks, group.incarnation))
+            .collect();
+        let calls: Vec<u32> = (other.calls.all())
+            .map(|call| self.calls.intern(call))
+            .collect();
+        let keep_theirs = |numbers: &[u32]| numbers.iter().zip(0..).all(|(&new, old)| new == old);
+        Renumbering {
+            ops_keep_theirs: keep_theirs(&calls) && keep_theirs(&stacks),
+            calls,
+            groups,
+            stacks,
+        }
     }
 
     /// Converts a dump into a record and interns its tables.
@@ -261,36 +326,65 @@ impl Shared {
 
     /// Interns the stacks of a dump; returns their indices in [`Shared::stacks`], in the dump's order.
     fn stacks_of(&mut self, dump: &Dump) -> Vec<u32> {
-        let frames: Vec<u32> = dump
-            .frames
-            .iter()
-            .map(|frame| match self.frame_ids.get(frame) {
-                Some(&id) => id,
-                None => {
-                    let id = self.frames.len() as u32;
-                    self.frames.push(frame.clone());
-                    self.frame_ids.insert(frame.clone(), id);
-                    id
-                }
-            })
-            .collect();
+        let frames: Vec<u32> = dump.frames.iter().map(|frame| self.frame(frame)).collect();
         let mut interned: Vec<u32> = Vec::new();
         dump.stacks
             .iter()
             .map(|stack| {
                 interned.clear();
                 interned.extend(stack.iter().map(|&frame| frames[frame as usize]));
-                match self.stack_ids.get(&interned) {
-                    Some(&id) => id,
-                    None => {
-                        let id = self.stacks.len() as u32;
-                        self.stacks.push(interned.clone());
-                        self.stack_ids.insert(interned.clone(), id);
-                        id
-                    }
-                }
+                self.stack(&interned)
             })
             .collect()
+    }
+
+    /// The index of a frame in [`Shared::frames`]; adds the frame if it is new.
+    fn frame(&mut self, frame: &Frame) -> u32 {
+        if let Some(&id) = self.frame_ids.get(frame) {
+            return id;
+        }
+        let id = self.frames.len() as u32;
+        self.frames.push(frame.clone());
+        self.frame_ids.insert(frame.clone(), id);
+        id
+    }
+
+    /// The index of a stack in [`Shared::stacks`]; adds the stack if it is new. `frames` are indices in
+    /// [`Shared::frames`].
+    fn stack(&mut self, frames: &[u32]) -> u32 {
+        if let Some(&id) = self.stack_ids.get(frames) {
+            return id;
+        }
+        let id = self.stacks.len() as u32;
+        self.stacks.push(frames.to_vec());
+        self.stack_ids.insert(frames.to_vec(), id);
+        id
+    }
+}
+
+/// The numbers that the calls, groups and stacks of some tables have in others.
+struct Renumbering {
+    calls: Vec<u32>,
+    groups: Vec<u32>,
+    stacks: Vec<u32>,
+    /// Whether all calls and stacks keep their numbers, as they mostly do: the ranks of a job run one program.
+    ops_keep_theirs: bool,
+}
+
+impl Renumbering {
+    fn renumber(&self, record: &mut Record) {
+        for local in &mut record.groups {
+            local.group = self.groups[local.group as usize];
+        }
+        if self.ops_keep_theirs {
+            return;
+        }
+        for op in &mut record.ops {
+            op.call = self.calls[op.call as usize];
+            if op.stack != NONE {
+                op.stack = self.stacks[op.stack as usize];
+            }
+        }
     }
 }
 

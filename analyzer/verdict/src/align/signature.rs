@@ -314,6 +314,11 @@ impl Calls {
         &self.calls[id as usize]
     }
 
+    /// All calls, in order of their numbers.
+    pub(crate) fn all(&self) -> impl Iterator<Item = CallRef<'_>> {
+        self.calls.iter().map(Call::as_ref)
+    }
+
     /// The arguments by which the call with this number is compared.
     pub(crate) fn key(&self, id: u32) -> &MatchKey {
         &self.keys[id as usize]

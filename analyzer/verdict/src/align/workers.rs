@@ -33,19 +33,28 @@ pub(crate) fn map<T: Send>(
     };
     let parts = (workers.threads() * PARTS_PER_THREAD).min(count);
     let range = |part: usize| -> Range<usize> { count * part / parts..count * (part + 1) / parts };
-    let done: Vec<Mutex<Option<Vec<T>>>> = (0..parts).map(|_| Mutex::default()).collect();
-    workers.each(parts, &|part| {
-        let results = range(part).map(&compute).collect();
-        *done[part].lock().unwrap_or_else(PoisonError::into_inner) = Some(results);
-    });
+    let results = |part: usize| -> Vec<T> { range(part).map(&compute).collect() };
     let mut ordered = Vec::with_capacity(count);
-    for (part, done) in done.into_iter().enumerate() {
-        match done.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(results) => ordered.extend(results),
-            None => ordered.extend(range(part).map(&compute)),
-        }
-    }
+    ordered.extend(map_parts(workers, parts, results).into_iter().flatten());
     ordered
+}
+
+/// The results of `compute` for each number below `parts`, in order; each may be computed on another thread.
+pub(crate) fn map_parts<T: Send>(
+    workers: &dyn Workers,
+    parts: usize,
+    compute: impl Fn(usize) -> T + Sync,
+) -> Vec<T> {
+    let done: Vec<Mutex<Option<T>>> = (0..parts).map(|_| Mutex::default()).collect();
+    workers.each(parts, &|part| {
+        let result = compute(part);
+        *done[part].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+    });
+    let results = done.into_iter().enumerate().map(|(part, done)| {
+        let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        done.unwrap_or_else(|| compute(part))
+    });
+    results.collect()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::align::corrections::{comm_counter, devices, same_process};
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record};
-use crate::align::shared::Shared;
+use crate::align::shared::{Shared, Unusable};
 use crate::align::{Aligned, Workers, clocks};
 use crate::judge::context::{Context, name_groups};
 use crate::judge::lateness::Lateness;
@@ -71,12 +71,12 @@ impl Analysis {
     /// Adds dumps without paths, each with what [`Policy::files`] has at its place.
     pub fn add_all<D: Borrow<Dump>>(&mut self, dumps: &[D]) {
         let files = std::mem::take(&mut self.policy.files);
-        let known = files
-            .into_iter()
-            .chain(std::iter::repeat(RecordFile::default()));
-        for (dump, file) in dumps.iter().zip(known) {
-            self.note_written(file.written_ns);
-            self.add_from("", dump.borrow(), file.extent);
+        let file = |index: usize| -> RecordFile { files.get(index).copied().unwrap_or_default() };
+        let dumps: Vec<&Dump> = dumps.iter().map(Borrow::borrow).collect();
+        let taken = self.shared.take_in_all(&dumps, |index| file(index).extent);
+        for (index, taken) in taken.into_iter().enumerate() {
+            self.note_written(file(index).written_ns);
+            self.keep("", taken);
         }
     }
 
@@ -88,9 +88,15 @@ impl Analysis {
     /// Adds a dump with the file or source that it came from, and whether all of it was read. A dump that cannot be
     /// used becomes a problem (N301) of the report.
     pub fn add_from(&mut self, path: &str, dump: &Dump, extent: Extent) {
+        let taken = self.shared.take_in(path.to_owned(), dump, extent);
+        self.keep(path, taken);
+    }
+
+    /// Keeps what became of the next dump.
+    fn keep(&mut self, path: &str, taken: Result<Record, Unusable>) {
         self.files += 1;
         let written_ns = self.next_written_ns.take();
-        match self.shared.take_in(path.to_owned(), dump, extent) {
+        match taken {
             Ok(mut record) => {
                 record.written_ns = written_ns;
                 self.records.push(record);

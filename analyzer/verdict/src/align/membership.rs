@@ -52,10 +52,8 @@ pub(crate) fn resolve_groups(
     // The members of groups that no record describes are the ranks with operations on them.
     let mut nameless: Vec<&Arc<[Rank]>> = Vec::new();
     let mut issuers: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
-    let used: Vec<Vec<Option<&str>>> = records
-        .iter()
-        .map(|record| backends_of(shared, record))
-        .collect();
+    let used: Vec<Vec<Option<&str>>> =
+        shared.map(records.len(), |index| backends_of(shared, &records[index]));
     for (record, used) in records.iter().zip(&used) {
         for (local, used) in record.groups.iter().zip(used) {
             let group = &shared.groups[local.group as usize];

@@ -183,7 +183,7 @@ fn judge(
         provenance::leave_earlier_runs_aside(&mut records, &policy.launches, &mut aside);
     only_active::settle(&mut records);
     comm_counter::number_by_communicator(shared, &mut records);
-    refused::leave_out(&mut records);
+    refused::leave_out(shared, &mut records);
     aborted::reopen(shared, &mut records);
     let (mut records, alignment) = provenance::select(shared, records, policy, &mut aside);
     let policy = &Policy {

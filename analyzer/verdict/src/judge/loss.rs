@@ -76,17 +76,15 @@ pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem>
 /// N302 on the ranks with an unfinished operation whose rings had no room for some network transfers: one of those may
 /// be the one that lags. `None` if there are none.
 pub(crate) fn note_transfers(ctx: &Context<'_>) -> Option<Problem> {
-    let waits = ctx.aligned.records.iter().filter(|record| {
-        let mut ops = record.ops.iter();
-        ops.any(|op| !op.retired && !op.completed())
-    });
-    let lost = waits.filter_map(|record| {
+    let lost = ctx.aligned.records.iter().filter_map(|record| {
         let numbers = record
             .communicators
             .iter()
             .map(|communicator| communicator.links_lost);
         let number = numbers.max().filter(|&number| number > 0)?;
-        Some((record.rank, number))
+        let mut ops = record.ops.iter();
+        let waits = ops.any(|op| !op.retired && !op.completed());
+        waits.then_some((record.rank, number))
     });
     let lost = lost_transfers(&lost.collect::<Vec<_>>())?;
     let sentence =

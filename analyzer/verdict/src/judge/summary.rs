@@ -119,45 +119,42 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
 /// Every expected rank, ascending. The cost of lateness is left out if an error was found (`has_errors`).
 pub(crate) fn ranks(ctx: &Context<'_>, has_errors: bool) -> Vec<RankReport> {
     let aligned = ctx.aligned;
-    aligned
-        .expected
-        .iter()
-        .map(|&rank| {
-            let record = aligned.record_of(rank);
-            let full_record = record.map(|record| &aligned.records[record]);
-            // Each of several recorders of one process holds a part.
-            let records = || aligned.records_of(rank);
-            let status = full_record.and_then(|full_record| full_record.status.as_ref());
-            RankReport {
-                rank,
-                host: full_record
-                    .map(|full_record| full_record.identity.host.clone())
-                    .unwrap_or_default(),
-                pid: full_record.map_or(0, |full_record| full_record.identity.pid),
-                read: record.is_some(),
-                phase: status
-                    .filter(|status| !status.phase.is_empty())
-                    .map(|status| status.phase.clone()),
-                step: status
-                    .filter(|status| status.step >= 0)
-                    .map(|status| status.step),
-                pending: records()
-                    .flat_map(|record| {
-                        pending(ctx, record).map(move |(operation, _)| (record, operation))
-                    })
-                    .filter(|&(record, operation)| !ctx.has_failed(record, operation))
-                    .count(),
-                failure: record.and_then(|record| ctx.failure_of(record)),
-                lost: records().map(|record| aligned.records[record].lost()).sum(),
-                last_call: record
-                    .and_then(|record| Some(ctx.describe_op(record, ctx.last_op(record)?))),
-                lag_p50_ms: record.and_then(|record| ctx.lateness.ranks[record].lag_p50_ms()),
-                lag_share: record
-                    .filter(|_| !has_errors)
-                    .and_then(|_| ctx.lateness.share(aligned, rank)),
-            }
-        })
-        .collect()
+    aligned.shared.map(aligned.expected.len(), |index| {
+        let rank = aligned.expected[index];
+        let record = aligned.record_of(rank);
+        let full_record = record.map(|record| &aligned.records[record]);
+        // Each of several recorders of one process holds a part.
+        let records = || aligned.records_of(rank);
+        let status = full_record.and_then(|full_record| full_record.status.as_ref());
+        RankReport {
+            rank,
+            host: full_record
+                .map(|full_record| full_record.identity.host.clone())
+                .unwrap_or_default(),
+            pid: full_record.map_or(0, |full_record| full_record.identity.pid),
+            read: record.is_some(),
+            phase: status
+                .filter(|status| !status.phase.is_empty())
+                .map(|status| status.phase.clone()),
+            step: status
+                .filter(|status| status.step >= 0)
+                .map(|status| status.step),
+            pending: records()
+                .flat_map(|record| {
+                    pending(ctx, record).map(move |(operation, _)| (record, operation))
+                })
+                .filter(|&(record, operation)| !ctx.has_failed(record, operation))
+                .count(),
+            failure: record.and_then(|record| ctx.failure_of(record)),
+            lost: records().map(|record| aligned.records[record].lost()).sum(),
+            last_call: record
+                .and_then(|record| Some(ctx.describe_op(record, ctx.last_op(record)?))),
+            lag_p50_ms: record.and_then(|record| ctx.lateness.ranks[record].lag_p50_ms()),
+            lag_share: record
+                .filter(|_| !has_errors)
+                .and_then(|_| ctx.lateness.share(aligned, rank)),
+        }
+    })
 }
 
 /// How far a collective got, over all members that are in it.

@@ -28,6 +28,10 @@ const CALLS_PER_FAR: usize = 16;
 
 /// Joins the plug-in's records to the programs', and drops what has been joined.
 pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
+    let is_plugin = |record: &Record| record.recorder == Recorder::NcclProfiler;
+    if !records.iter().any(is_plugin) {
+        return;
+    }
     let mut of_rank: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for (index, record) in records.iter().enumerate() {
         of_rank.entry(record.rank).or_default().push(index);

@@ -5,6 +5,7 @@
 //! operation. A call whose exception ends the program has no successor.
 
 use crate::align::record::{Op, Record};
+use crate::align::shared::Shared;
 use crate::judge::life::raised::RAISED;
 use rcomm_recorder::model::{EntryState, OpType};
 use rcomm_recorder::publish::Recorder;
@@ -18,22 +19,23 @@ const AT_ONCE_MS: f32 = 1e3;
 const SLACK_NS: i64 = 1_000_000;
 
 /// Removes the calls that were refused from these records.
-pub(crate) fn leave_out(records: &mut [Record]) {
-    for record in records {
-        if record.recorder == Recorder::Rcomm {
-            let mut refused = refused(record).into_iter();
+pub(crate) fn leave_out(shared: &Shared, records: &mut [Record]) {
+    let refused = shared.map(records.len(), |index| refused(&records[index]));
+    for (record, refused) in records.iter_mut().zip(refused) {
+        if let Some(refused) = refused {
+            let mut refused = refused.into_iter();
             record.ops.retain(|_| !refused.next().unwrap_or(false));
         }
     }
 }
 
-/// For each operation of a record, whether it was refused.
-fn refused(record: &Record) -> Vec<bool> {
-    let mut refused = vec![false; record.ops.len()];
+/// For each operation of a record, whether it was refused; `None` if none was.
+fn refused(record: &Record) -> Option<Vec<bool>> {
     let may_be_refused = |op: &Op| op.state == EntryState::Failed && !op.retired;
-    if !record.ops.iter().any(may_be_refused) {
-        return refused;
+    if record.recorder != Recorder::Rcomm || !record.ops.iter().any(may_be_refused) {
+        return None;
     }
+    let mut refused = vec![false; record.ops.len()];
     let mut newest: HashMap<(u16, bool), usize> = HashMap::new();
     for (index, op) in record.ops.iter().enumerate() {
         let before = newest.insert((op.group, op.is_p2p), index);
@@ -53,7 +55,7 @@ fn refused(record: &Record) -> Vec<bool> {
         refused[index] |=
             may_be_refused(&record.ops[index]) && raised_soon(record, &record.ops[index]);
     }
-    refused
+    Some(refused)
 }
 
 /// The number of an operation among the collectives or the messages of its group.

@@ -21,10 +21,9 @@ pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
         .enumerate()
         .map(|(index, record)| (record.rank, index))
         .collect();
-    let noted: Vec<Option<Failure>> = records
-        .iter()
-        .map(|record| timeout(shared, records, &by_rank, record))
-        .collect();
+    let noted: Vec<Option<Failure>> = shared.map(records.len(), |index| {
+        timeout(shared, records, &by_rank, &records[index])
+    });
     for (record, failure) in records.iter_mut().zip(noted) {
         record.failures.extend(failure);
     }

@@ -108,11 +108,24 @@ fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
 /// One entry for each group of which ranks state the same name and members and different descriptions, if no operation
 /// of it has completed.
 fn other_descriptions(ctx: &Context<'_>) -> Vec<Conflict> {
+    // Nearly always no group has several descriptions, and then the ranks that state them need not be collected.
+    let mut first: Vec<Option<&str>> = vec![None; ctx.aligned.shared.groups.len()];
+    let mut differ: BTreeSet<u32> = BTreeSet::new();
+    let locals = ctx.aligned.records.iter().flat_map(|record| &record.groups);
+    for local in locals.filter(|local| is_described(&local.desc)) {
+        let first = first[local.group as usize].get_or_insert(&local.desc);
+        if **first != *local.desc {
+            differ.insert(local.group);
+        }
+    }
+    if differ.is_empty() {
+        return Vec::new();
+    }
     let mut stated: BTreeMap<u32, BTreeMap<&str, Vec<Rank>>> = BTreeMap::new();
     let mut in_use: BTreeSet<u32> = BTreeSet::new();
     for (record, lanes) in ctx.aligned.records.iter().zip(&ctx.aligned.lanes) {
         for (local, lane) in record.groups.iter().zip(lanes) {
-            if !is_described(&local.desc) {
+            if !is_described(&local.desc) || !differ.contains(&local.group) {
                 continue;
             }
             let by_desc = stated.entry(local.group).or_default();
@@ -123,7 +136,7 @@ fn other_descriptions(ctx: &Context<'_>) -> Vec<Conflict> {
             }
         }
     }
-    stated.retain(|id, by_desc| by_desc.len() > 1 && !in_use.contains(id));
+    stated.retain(|id, _| !in_use.contains(id));
     let conflicts = stated.into_iter().map(|(id, by_desc)| {
         let mut sides: Vec<Vec<Rank>> = by_desc.into_values().collect();
         sides.sort_by_key(|side| std::cmp::Reverse(side.len()));

@@ -31,12 +31,13 @@ impl Check for GroupOrder {
             return Vec::new();
         }
         let pairs = shared_pairs(ctx);
-        let inversions = pairs
-            .iter()
-            .filter_map(|(&pair, lanes)| invert(ctx, pair, lanes));
+        let inversions = ctx.aligned.shared.map(pairs.len(), |index| {
+            let (pair, lanes) = &pairs[index];
+            invert(ctx, *pair, lanes)
+        });
         // Groups of one kind cross alike: one finding for all of them.
         let mut of_kind: BTreeMap<[u32; 2], Vec<Inversion>> = BTreeMap::new();
-        for inversion in inversions {
+        for inversion in inversions.into_iter().flatten() {
             let families = inversion
                 .groups
                 .map(|group| ctx.aligned.groups[group].family);
@@ -56,8 +57,8 @@ type Lanes<'a> = (RecordIx, [&'a Lane; 2]);
 const MOST_GROUPS: usize = 32;
 
 /// Pairs of groups on a device that have at least two records in common, with the lanes of these in them.
-fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> {
-    let mut pairs: BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> = BTreeMap::new();
+fn shared_pairs<'a>(ctx: &'a Context<'_>) -> Vec<([GroupIx; 2], Vec<Lanes<'a>>)> {
+    let mut found: Vec<([GroupIx; 2], Lanes<'a>)> = Vec::new();
     for (record, lanes) in ctx.aligned.lanes.iter().enumerate() {
         let device = |lane: &&Lane| {
             let first = lane.collectives.first();
@@ -73,13 +74,20 @@ fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a
                 .iter()
                 .filter(|other| other.group != one.group)
             {
-                let key = [one.group, other.group];
-                pairs.entry(key).or_default().push((record, [one, other]));
+                found.push(([one.group, other.group], (record, [one, other])));
             }
         }
     }
-    pairs.retain(|_, lanes| lanes.len() > 1);
+    // Most pairs of a large job are of one rank: a map would have an entry for each of them.
+    found.sort_by_key(|&(pair, _)| pair);
+    let pairs = found.chunk_by(|(one, _), (other, _)| one == other);
     pairs
+        .filter(|of_pair| of_pair.len() > 1)
+        .map(|of_pair| {
+            let lanes = of_pair.iter().map(|&(_, lanes)| lanes).collect();
+            (of_pair[0].0, lanes)
+        })
+        .collect()
 }
 
 /// Two operations that some ranks issue in the one order and some in the other.

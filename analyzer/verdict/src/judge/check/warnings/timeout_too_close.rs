@@ -31,18 +31,19 @@ impl Check for TimeoutTooClose {
             let took = op.completed().then(|| op.wait_ms())??;
             (limit > 0).then(|| f64::from(took) / limit as f64)
         };
-        let mut near_count = 0;
+        let records = &ctx.aligned.records;
+        let near = ctx.aligned.shared.map(records.len(), |record| {
+            let ops = (0u32..).zip(&records[record].ops);
+            // An operation that completed after its time-out shows that no watchdog enforces the time-out.
+            let is_near = |share: &f64| (NEAR..=1.0).contains(share);
+            let near = ops.filter_map(|(at, op)| Some((share(op).filter(is_near)?, record, at)));
+            near.collect::<Vec<_>>()
+        });
+        let near_count = near.iter().map(Vec::len).sum();
         let mut worst: Option<(f64, usize, u32)> = None;
-        for (record, full_record) in ctx.aligned.records.iter().enumerate() {
-            for (position, op) in full_record.ops.iter().enumerate() {
-                // An operation that completed after its time-out shows that no watchdog enforces the time-out.
-                let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
-                    continue;
-                };
-                near_count += 1;
-                if worst.is_none_or(|(most, ..)| share > most) {
-                    worst = Some((share, record, position as u32));
-                }
+        for (share, record, position) in near.into_iter().flatten() {
+            if worst.is_none_or(|(most, ..)| share > most) {
+                worst = Some((share, record, position));
             }
         }
         let late = so_far.iter().any(|draft| draft.code == Code::W220);

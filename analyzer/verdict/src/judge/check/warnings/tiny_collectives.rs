@@ -46,11 +46,10 @@ impl Check for TinyCollectives {
             return Vec::new();
         }
         let records = &ctx.aligned.records;
-        let wasteful: Vec<(usize, Waste<'_>)> = records
-            .iter()
-            .enumerate()
-            .filter_map(|(index, record)| Some((index, waste(ctx, record)?)))
-            .collect();
+        let wastes = ctx.aligned.shared.map(records.len(), |index| {
+            Some((index, waste(ctx, &records[index])?))
+        });
+        let wasteful: Vec<(usize, Waste<'_>)> = wastes.into_iter().flatten().collect();
         // If fewer than half of the ranks waste time in this way, the others wait for them: W220 reports such ranks.
         if wasteful.len() * 2 < records.len() {
             return Vec::new();

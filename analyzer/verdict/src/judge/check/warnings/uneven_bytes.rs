@@ -32,9 +32,9 @@ impl Check for UnevenBytes {
         if so_far.iter().any(is_error) {
             return Vec::new();
         }
-        (0..ctx.aligned.groups.len())
-            .filter_map(|group| judge(ctx, group))
-            .collect()
+        let groups = ctx.aligned.groups.len();
+        let judged = ctx.aligned.shared.map(groups, |group| judge(ctx, group));
+        judged.into_iter().flatten().collect()
     }
 }
 

@@ -112,8 +112,8 @@ impl Shared {
         let groups = (other.groups.iter())
             .map(|group| self.group(&group.name, &group.desc, &group.ranks, group.incarnation))
             .collect();
-        let calls: Vec<u32> = (other.calls.all())
-            .map(|call| self.calls.intern(call))
+        let calls: Vec<u32> = (other.calls.all().iter())
+            .map(|call| self.calls.intern(call.as_ref()))
             .collect();
         let keep_theirs = |numbers: &[u32]| numbers.iter().zip(0..).all(|(&new, old)| new == old);
         Renumbering {

@@ -95,7 +95,7 @@ impl CallRef<'_> {
 }
 
 impl Call {
-    fn as_ref(&self) -> CallRef<'_> {
+    pub(crate) fn as_ref(&self) -> CallRef<'_> {
         CallRef {
             op: self.op,
             signature: &self.signature,
@@ -315,8 +315,8 @@ impl Calls {
     }
 
     /// All calls, in order of their numbers.
-    pub(crate) fn all(&self) -> impl Iterator<Item = CallRef<'_>> {
-        self.calls.iter().map(Call::as_ref)
+    pub(crate) fn all(&self) -> &[Call] {
+        &self.calls
     }
 
     /// The arguments by which the call with this number is compared.

@@ -46,8 +46,11 @@ impl Check for TinyCollectives {
             return Vec::new();
         }
         let records = &ctx.aligned.records;
-        let wastes = ctx.aligned.shared.map(records.len(), |index| {
-            Some((index, waste(ctx, &records[index])?))
+        let shared = ctx.aligned.shared;
+        let calls = shared.calls.all().iter();
+        let is_tiny: Vec<bool> = calls.map(|call| call.bytes() <= TINY).collect();
+        let wastes = shared.map(records.len(), |index| {
+            Some((index, waste(&is_tiny, &records[index])?))
         });
         let wasteful: Vec<(usize, Waste<'_>)> = wastes.into_iter().flatten().collect();
         // If fewer than half of the ranks waste time in this way, the others wait for them: W220 reports such ranks.
@@ -58,12 +61,10 @@ impl Check for TinyCollectives {
     }
 }
 
-/// What the rank of a record spends on rows of small collectives; `None` if it is too little to be reported.
-fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
-    let calls = &ctx.aligned.shared.calls;
-    let tiny = |op: &Op| {
-        op.kind.needs_all_members() && op.completed() && calls.get(op.call).bytes() <= TINY
-    };
+/// What the rank of a record spends on rows of small collectives; `None` if it is too little to be reported. `is_tiny`:
+/// for each call, whether it is small.
+fn waste<'a>(is_tiny: &[bool], record: &'a Record) -> Option<Waste<'a>> {
+    let tiny = |op: &Op| op.kind.needs_all_members() && op.completed() && is_tiny[op.call as usize];
     let alike = |a: &Op, b: &Op| tiny(a) && tiny(b) && a.kind == b.kind && a.group == b.group;
     let (mut rows, mut operations, mut spent_ms) = (0, 0, 0.0);
     let mut example = None;

@@ -123,11 +123,12 @@ impl<'a> Aligned<'a> {
         let offset_ns = |clock: &Option<Offset>| clock.map_or(0, |clock| clock.ns);
         self.offsets_ns = clocks.iter().map(offset_ns).collect();
         self.clock_known = clocks.iter().map(Option::is_some).collect();
-        let newest_ns = self.records.iter().map(Record::latest_ns);
-        self.newest_ns = newest_ns.clone().max().unwrap_or(0);
-        let in_common_time = newest_ns.zip(&self.offsets_ns);
+        let latest_ns = |index: RecordIx| self.records[index].latest_ns();
+        let latest_ns = self.shared.map(self.records.len(), latest_ns);
+        self.newest_ns = latest_ns.iter().copied().max().unwrap_or(0);
+        let in_common_time = latest_ns.iter().zip(&self.offsets_ns);
         self.newest_common_ns = in_common_time
-            .map(|(newest_ns, &offset_ns)| newest_ns.saturating_sub(offset_ns))
+            .map(|(latest_ns, &offset_ns)| latest_ns.saturating_sub(offset_ns))
             .max()
             .unwrap_or(0);
     }

@@ -1,7 +1,7 @@
 //! [`StoreCollectives`]: collectives of small values over a store, which need no group.
 
 use super::limit::{after, with_limit};
-use super::{BatchRequest, Store, which_are_set};
+use super::{BatchRequest, Store, absent_among};
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;
 use std::fmt;
@@ -10,8 +10,13 @@ use std::time::{Duration, Instant};
 
 /// The most ranks that an error lists by number.
 const MAX_RANKS: usize = 64;
-/// How long a rank whose wait has timed out asks the store which ranks were absent.
-const NAMING_TIME: Duration = Duration::from_secs(2);
+/// How long after its time-out a call still expects the answer of a store: a live one answers at once.
+const GRACE: Duration = Duration::from_secs(1);
+/// How long after that a call whose wait has timed out asks the store which ranks were absent.
+const NAMING_TIME: Duration = Duration::from_secs(1);
+
+/// What an error adds if the store could not be asked who was late.
+const NOT_SAID: &str = "the store did not say which ranks are absent";
 
 /// Collectives of small values over a store: for the control of a job, while no group is there yet, or none is usable.
 /// They work with any [`Store`]. A call that does not time out takes a rank three requests at most, and one for each
@@ -70,9 +75,7 @@ impl StoreCollectives {
     /// # Errors
     /// As described on the type.
     pub fn barrier(&self, timeout: Duration) -> Result<()> {
-        self.call("barrier", timeout, |call| {
-            call.meet(b"", 0, timeout).map(drop)
-        })
+        self.call("barrier", timeout, |call| call.meet(b"", 0).map(drop))
     }
 
     /// The sum of the numbers of all ranks, on all ranks; it wraps.
@@ -80,7 +83,7 @@ impl StoreCollectives {
     /// # Errors
     /// As described on the type.
     pub fn all_sum(&self, number: i64, timeout: Duration) -> Result<i64> {
-        self.call("all_sum", timeout, |call| call.meet(b"", number, timeout))
+        self.call("all_sum", timeout, |call| call.meet(b"", number))
     }
 
     /// The values of all ranks, in the order of ranks, on all ranks.
@@ -90,7 +93,7 @@ impl StoreCollectives {
     pub fn all_gather(&self, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         self.call("all_gather", timeout, |call| {
             call.set_own(value)?;
-            let values = call.get_all(timeout)?;
+            let values = call.get_all()?;
             call.sweep();
             Ok(values)
         })
@@ -105,7 +108,7 @@ impl StoreCollectives {
         self.check_root(root, value.is_some())?;
         self.call("broadcast", timeout, |call| match value {
             Some(value) => call.set_own(value).map(|()| value.to_vec()),
-            None => call.get(root, timeout),
+            None => call.get(root),
         })
     }
 
@@ -125,7 +128,7 @@ impl StoreCollectives {
             if root != self.rank {
                 return Ok(None);
             }
-            call.get_all(timeout).map(Some)
+            call.get_all().map(Some)
         })
     }
 
@@ -143,7 +146,7 @@ impl StoreCollectives {
     ) -> Result<Vec<u8>> {
         self.check_root(root, values.is_some())?;
         let Some(values) = values else {
-            return self.call("scatter", timeout, |call| call.get(self.rank, timeout));
+            return self.call("scatter", timeout, |call| call.get(self.rank));
         };
         let (given, size) = (values.len(), self.size);
         if given != size as usize {
@@ -158,7 +161,7 @@ impl StoreCollectives {
                 .filter(|(key, _)| **key != call.own_key)
                 .map(|(key, value)| (key.as_str(), *value))
                 .collect();
-            self.store.multi_set(&pairs)?;
+            call.ask(|store| store.multi_set(&pairs))?;
             call.state.set_keys.extend(keys);
             Ok(values[self.rank as usize].to_vec())
         })
@@ -195,8 +198,10 @@ impl StoreCollectives {
             prefix,
             earlier_keys: std::mem::take(&mut state.set_keys),
             state: &mut state,
+            timeout,
+            deadline: after(timeout),
         };
-        let limit = after(timeout.saturating_add(NAMING_TIME));
+        let limit = call.deadline + GRACE + NAMING_TIME;
         let result = with_limit(limit, || body(&mut call));
         // Keys that `sweep` has not removed are left for the next call.
         let mut earlier_keys = std::mem::take(&mut call.earlier_keys);
@@ -215,6 +220,9 @@ struct Call<'a> {
     /// The keys of earlier calls.
     earlier_keys: Vec<String>,
     state: &'a mut State,
+    timeout: Duration,
+    /// When `timeout` has passed.
+    deadline: Instant,
 }
 
 impl Call<'_> {
@@ -222,22 +230,31 @@ impl Call<'_> {
         format!("{}/{rank}", self.prefix)
     }
 
+    /// Makes a request that leaves time to name the absent ranks.
+    fn ask<T>(&self, request: impl FnOnce(&dyn Store) -> Result<T>) -> Result<T> {
+        with_limit(self.deadline + GRACE, || request(&*self.collectives.store))
+    }
+
+    /// How long this call may still wait for other ranks.
+    fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
     fn set_own(&mut self, value: &[u8]) -> Result<()> {
-        self.collectives.store.set(&self.own_key, value)?;
+        self.ask(|store| store.set(&self.own_key, value))?;
         self.state.set_keys.push(self.own_key.clone());
         Ok(())
     }
 
     /// Waits for all ranks, and returns the sum of their numbers. The last rank to arrive sets the key `done`, on which
     /// the others wait: so the store wakes each of them once.
-    fn meet(&mut self, value: &[u8], number: i64, timeout: Duration) -> Result<i64> {
+    fn meet(&mut self, value: &[u8], number: i64) -> Result<i64> {
         let (sum, count) = (
             format!("{}/sum", self.prefix),
             format!("{}/count", self.prefix),
         );
         let done = format!("{}/done", self.prefix);
-        let store = &self.collectives.store;
-        let replies = store.batch(&[
+        let requests = [
             BatchRequest::Set {
                 key: &self.own_key,
                 value,
@@ -250,7 +267,8 @@ impl Call<'_> {
                 key: &count,
                 delta: 1,
             },
-        ])?;
+        ];
+        let replies = self.ask(|store| store.batch(&requests))?;
         self.state.set_keys.push(self.own_key.clone());
         let is_last = matches!(replies[..], [.., super::BatchReply::Count(count)]
             if count == i64::from(self.collectives.size));
@@ -258,15 +276,14 @@ impl Call<'_> {
             self.state
                 .set_keys
                 .extend([sum.clone(), count, done.clone()]);
-            let sum = store.add(&sum, 0)?;
-            store.set(&done, sum.to_string().as_bytes())?;
+            let sum = self.ask(|store| store.add(&sum, 0))?;
+            self.ask(|store| store.set(&done, sum.to_string().as_bytes()))?;
             self.sweep();
             return Ok(sum);
         }
-        let sum = match store.get(&done, timeout) {
-            Ok(sum) => sum,
-            Err(error) => return Err(self.name_absent(error, timeout)),
-        };
+        let sum = self
+            .ask(|store| store.get(&done, self.time_left()))
+            .map_err(|error| self.name_absent(error))?;
         self.sweep();
         let text = String::from_utf8_lossy(&sum);
         text.parse().map_err(|error: std::num::ParseIntError| {
@@ -275,25 +292,33 @@ impl Call<'_> {
         })
     }
 
-    fn get(&self, rank: u32, timeout: Duration) -> Result<Vec<u8>> {
-        let value = self.collectives.store.get(&self.key(rank), timeout);
-        value.map_err(|error| match error.kind() {
-            ErrorKind::Timeout => self.late(&[rank], timeout),
-            _ => error,
+    fn get(&self, rank: u32) -> Result<Vec<u8>> {
+        let key = self.key(rank);
+        let value = self.ask(|store| store.get(&key, self.time_left()));
+        value.map_err(|error| {
+            if error.kind() != ErrorKind::Timeout {
+                return error;
+            }
+            match self.collectives.store.check(&[&key]) {
+                Ok(false) => self.late(&[rank]),
+                // It came after the wait had ended.
+                Ok(true) => error,
+                Err(_) => error.with_more(NOT_SAID),
+            }
         })
     }
 
-    fn get_all(&self, timeout: Duration) -> Result<Vec<Vec<u8>>> {
+    fn get_all(&self) -> Result<Vec<Vec<u8>>> {
         let keys: Vec<String> = (0..self.collectives.size)
             .map(|rank| self.key(rank))
             .collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let values = self.collectives.store.multi_get(&keys, timeout);
-        values.map_err(|error| self.name_absent(error, timeout))
+        self.ask(|store| store.multi_get(&keys, self.time_left()))
+            .map_err(|error| self.name_absent(error))
     }
 
     /// Names the ranks that have not come, if `error` is a time-out.
-    fn name_absent(&self, error: Error, timeout: Duration) -> Error {
+    fn name_absent(&self, error: Error) -> Error {
         if error.kind() != ErrorKind::Timeout {
             return error;
         }
@@ -301,24 +326,25 @@ impl Call<'_> {
             .map(|rank| self.key(rank))
             .collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let until = Instant::now() + NAMING_TIME;
-        let arrived = which_are_set(&*self.collectives.store, &keys, until);
-        let absent = (0..).zip(arrived).filter(|(_, arrived)| !arrived);
-        let absent: Vec<u32> = absent.map(|(rank, _)| rank).collect();
-        // This rank has come: if the store does not show its own key, it did not answer.
-        if absent.contains(&self.collectives.rank) {
-            return error.with_more("the store did not say which ranks are absent");
+        let until = self.deadline + GRACE + NAMING_TIME;
+        match absent_among(&*self.collectives.store, &keys, until).at_least() {
+            Err(_) => error.with_more(NOT_SAID),
+            // The last one came after the wait had ended.
+            Ok(absent) if absent.is_empty() => error,
+            Ok(absent) => {
+                let absent: Vec<u32> = absent.into_iter().map(|rank| rank as u32).collect();
+                self.late(&absent)
+            }
         }
-        self.late(&absent, timeout)
     }
 
     /// The error of a call for which these ranks did not arrive in time.
-    fn late(&self, absent: &[u32], timeout: Duration) -> Error {
+    fn late(&self, absent: &[u32]) -> Error {
         let message = format!(
             "{:?} over the store: {} did not arrive within {}",
             self.prefix,
             text::ranks(absent, MAX_RANKS),
-            text::duration(timeout)
+            text::duration(self.timeout)
         );
         Error::new(ErrorKind::Timeout, message).with_ranks(absent)
     }

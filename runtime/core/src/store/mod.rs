@@ -209,20 +209,78 @@ pub trait QueueStore: Store {
 }
 
 /// Whether each of the keys is present; `false` also for a key that could not be checked by `until`, or if the
-/// store failed. One request checks all keys; if one is missing, the halves are checked separately. If few keys are
-/// missing, this takes a few round trips.
+/// store failed.
 pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<bool> {
-    if keys.is_empty() || Instant::now() >= until {
-        return vec![false; keys.len()];
+    let found = look_up(store, keys, until).into_iter();
+    found.map(|found| found.unwrap_or(false)).collect()
+}
+
+/// Which keys are not present, as far as the store said it.
+pub(crate) struct Absence {
+    /// The positions of keys that are not present.
+    known: Vec<usize>,
+    /// Why other keys could not be checked: they may be present.
+    unknown: Option<Error>,
+}
+
+impl Absence {
+    /// The positions of all keys that are not present.
+    ///
+    /// # Errors
+    /// The store's, if some keys could not be checked.
+    pub(crate) fn all(self) -> Result<Vec<usize>> {
+        self.unknown.map_or(Ok(self.known), Err)
     }
-    match store.check(keys) {
+
+    /// The positions of keys that are not present; there may be more of them if some could not be checked.
+    ///
+    /// # Errors
+    /// The store's, if no key is known to be absent and some could not be checked.
+    pub(crate) fn at_least(self) -> Result<Vec<usize>> {
+        match self.unknown {
+            Some(error) if self.known.is_empty() => Err(error),
+            _ => Ok(self.known),
+        }
+    }
+}
+
+/// Which of the keys are not present, as far as the store says it by `until`.
+pub(crate) fn absent_among(store: &dyn Store, keys: &[&str], until: Instant) -> Absence {
+    let mut absence = Absence {
+        known: Vec::new(),
+        unknown: None,
+    };
+    for (index, found) in look_up(store, keys, until).into_iter().enumerate() {
+        match found {
+            Ok(true) => {}
+            Ok(false) => absence.known.push(index),
+            Err(error) => absence.unknown = Some(error),
+        }
+    }
+    absence
+}
+
+/// Whether each of the keys is present. One request checks all keys; if one is missing, the halves are checked
+/// separately. If few keys are missing, this takes a few round trips.
+fn look_up(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<Result<bool>> {
+    if keys.is_empty() {
+        return Vec::new();
+    }
+    let found = match Instant::now() < until {
+        true => limit::with_limit(until, || store.check(keys)),
+        false => {
+            let message = "the store was not asked for all keys in time";
+            Err(Error::new(ErrorKind::Timeout, message))
+        }
+    };
+    match found {
         Ok(false) if keys.len() > 1 => {
             let (left, right) = keys.split_at(keys.len() / 2);
-            let mut present = which_are_set(store, left, until);
-            present.append(&mut which_are_set(store, right, until));
-            present
+            let mut found = look_up(store, left, until);
+            found.append(&mut look_up(store, right, until));
+            found
         }
-        are_set => vec![are_set.unwrap_or(false); keys.len()],
+        found => vec![found; keys.len()],
     }
 }
 
@@ -287,6 +345,27 @@ fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_that_was_not_checked_is_not_called_absent() {
+        let store = HashStore::new();
+        store.set("here", b"").unwrap();
+        let keys = ["here", "not here", "nor here"];
+        let soon = Instant::now() + Duration::from_secs(60);
+        let absent = |until| absent_among(&store, &keys, until);
+        assert_eq!(absent(soon).all().unwrap(), [1, 2]);
+        assert_eq!(absent(soon).at_least().unwrap(), [1, 2]);
+        assert!(absent(Instant::now()).all().is_err());
+        assert!(absent(Instant::now()).at_least().is_err());
+        let partly = || Absence {
+            known: vec![1],
+            unknown: absent(Instant::now()).unknown,
+        };
+        assert_eq!(partly().at_least().unwrap(), [1]);
+        assert!(partly().all().is_err());
+        assert_eq!(which_are_set(&store, &keys, soon), [true, false, false]);
+        assert_eq!(which_are_set(&store, &keys, Instant::now()), [false; 3]);
+    }
 
     #[test]
     fn timeout_names_the_first_keys_and_counts_the_rest() {

@@ -14,7 +14,7 @@
 
 use super::{WorldShared, session};
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{PrefixStore, Store, StoreQuery, which_are_set};
+use crate::store::{PrefixStore, Store, StoreQuery, absent_among};
 use crate::watch::wait_counters::RuntimeWait;
 use rcomm_recorder::model::{Rank, text};
 use std::sync::Arc;
@@ -188,11 +188,8 @@ impl WorldShared {
                 .map(|&rank| gone_key(remaining, rank))
                 .collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            // This request returns the error of a store that fails: the ranks must not count as missing.
-            notes.check(&keys[..1])?;
-            let arrived = which_are_set(notes, &keys, Instant::now() + POLL_INTERVAL);
-            let missing = ranks.iter().zip(arrived).filter(|(_, arrived)| !arrived);
-            Ok(missing.map(|(&rank, _)| rank).collect())
+            let missing = absent_among(notes, &keys, Instant::now() + POLL_INTERVAL).at_least()?;
+            Ok(missing.into_iter().map(|index| ranks[index]).collect())
         });
         found?.ok()
     }

@@ -6,7 +6,7 @@ use crate::config::rendezvous::{ALL_HERE, REFUSAL_READ, Rendezvous};
 use crate::config::{Config, RingDir};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, StoreQuery, which_are_set};
+use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, StoreQuery, absent_among};
 use crate::tuning::Tuning;
 use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
@@ -327,10 +327,8 @@ fn name_absent(notes: &PrefixStore<dyn Store>, place: &Rendezvous) -> Result<Str
     let keys = (0..place.world_size).map(|rank| statement_key(place, rank));
     let keys: Vec<String> = keys.collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    notes.check(&keys[..1])?;
-    let arrived = which_are_set(notes, &keys, Instant::now() + Duration::from_secs(2));
-    let absent = |(rank, arrived): (Rank, bool)| (!arrived).then_some(rank);
-    let ranks: Vec<Rank> = (0..).zip(arrived).filter_map(absent).collect();
+    let absent = absent_among(notes, &keys, Instant::now() + Duration::from_secs(2)).at_least()?;
+    let ranks: Vec<Rank> = absent.into_iter().map(|rank| rank as Rank).collect();
     let refused = match notes.inner().get("rcomm/refused", Duration::from_millis(1)) {
         Ok(text) => refusals(&String::from_utf8_lossy(&text)),
         Err(_) => String::new(),

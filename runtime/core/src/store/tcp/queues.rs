@@ -21,21 +21,22 @@ impl QueueStore for TcpStore {
 
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let deadline = after(timeout);
-        let limit = after(timeout.saturating_add(GRACE));
-        loop {
-            if let Some(value) = with_limit(limit, || self.try_queue_pop(key))? {
-                return Ok(value);
-            }
-            // Another client may take the value that ended this wait: in that case wait again.
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.wait(&[key], left) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::Timeout => {
-                    return Err(timed_out([key], timeout));
+        // For all requests together, however often another client takes the value that has ended a wait.
+        with_limit(after(timeout.saturating_add(GRACE)), || {
+            loop {
+                if let Some(value) = self.try_queue_pop(key)? {
+                    return Ok(value);
                 }
-                Err(error) => return Err(error),
+                let left = deadline.saturating_duration_since(Instant::now());
+                match self.wait(&[key], left) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::Timeout => {
+                        return Err(timed_out([key], timeout));
+                    }
+                    Err(error) => return Err(error),
+                }
             }
-        }
+        })
     }
 
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {

@@ -125,3 +125,62 @@ fn no_call_to_a_silent_store_outlasts_its_own_time_out() {
         }
     });
 }
+
+#[test]
+fn absent_ranks_are_named_though_a_connection_went_silent_during_the_wait() {
+    let access = StoreAccess::Secret(Secret::generate().unwrap());
+    let host = [IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    let server = TcpStoreServer::bind_with(&host, 0, &access, StoreLimits::default()).unwrap();
+    // The proof, then the replies to the batch of an `all_sum`: two counts and a nonce. The wait that follows gets none,
+    // and the new connection that asks for the names gets as many.
+    let passed = StoreCaller::ANSWER_LEN + 1 + 8 + 8 + 4;
+    let port = stand_in_front_of(server.port(), Arc::new(AtomicUsize::new(passed)));
+    let store = TcpStore::connect_with("127.0.0.1", port, OWN, &access).unwrap();
+    let collectives = StoreCollectives::new(Arc::new(store), "silent", 0, 3).unwrap();
+    let error = collectives.all_sum(1, SHORT).unwrap_err();
+    assert_eq!(error.ranks(), [1, 2], "{error}");
+}
+
+#[test]
+fn a_broadcast_over_a_silent_store_accuses_no_rank() {
+    let access = StoreAccess::Secret(Secret::generate().unwrap());
+    let host = [IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    let server = TcpStoreServer::bind_with(&host, 0, &access, StoreLimits::default()).unwrap();
+    let passed = Arc::new(AtomicUsize::new(usize::MAX));
+    let port = stand_in_front_of(server.port(), passed.clone());
+    let store = TcpStore::connect_with("127.0.0.1", port, OWN, &access).unwrap();
+    let collectives = StoreCollectives::new(Arc::new(store), "silent", 0, 2).unwrap();
+    passed.store(0, Ordering::SeqCst);
+    let error = collectives.broadcast(None, 1, SHORT).unwrap_err();
+    assert!(error.ranks().is_empty(), "{error}");
+    assert!(error.to_string().contains("did not say which"), "{error}");
+}
+
+#[test]
+fn a_wait_whose_connection_was_slow_to_make_ends_when_others_do() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // Validates each connection. Closes the first one, and delays the second until shortly before the end of the call.
+    let held = std::thread::spawn(move || {
+        let delays = [Duration::ZERO, SHORT + super::client::GRACE * 19 / 20];
+        let held = delays.map(|delay| {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut hello = [0; 10];
+            client.read_exact(&mut hello).unwrap();
+            std::thread::sleep(delay);
+            client.write_all(&hello[6..]).unwrap();
+            let answered = Instant::now();
+            // The first wait, and the end of the second client.
+            let mut request = [0; 64];
+            while !delay.is_zero() && matches!(client.read(&mut request), Ok(1..)) {}
+            answered.elapsed()
+        });
+        held[1]
+    });
+    let store = TcpStore::connect("127.0.0.1", port, OWN).unwrap();
+    store.wait(&["never"], SHORT).unwrap_err();
+    let error = store.wait(&["never"], SHORT).unwrap_err();
+    assert_eq!(error.kind(), crate::ErrorKind::Timeout, "{error}");
+    let held = held.join().unwrap();
+    assert!(held < super::client::GRACE / 2, "{held:?}");
+}

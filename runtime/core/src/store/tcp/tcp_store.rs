@@ -269,8 +269,7 @@ impl TcpStore {
         })
     }
 
-    /// Like [`ask`](Self::ask), for a request that waits for other ranks for `timeout`: a connection that must be made
-    /// first may not take longer than the silence of a server to which there is one.
+    /// Like [`ask`](Self::ask), for a request that waits for other ranks for `timeout`.
     fn ask_and_wait<T>(
         &self,
         name: &str,
@@ -279,16 +278,23 @@ impl TcpStore {
         read: impl FnOnce(&mut Connection) -> Result<T, Broken>,
     ) -> Result<T> {
         let request = checked_request(request)?;
-        let waited = self.try_call_within(self.limit_of(timeout), |connection, deadline| {
+        let waited = self.try_waiting_call(timeout, |connection, deadline| {
             connection.send(request.bytes(), deadline)?;
             read(connection)
         })?;
         waited.map_err(|broken| self.broken(name, broken))
     }
 
-    /// How long a call that waits for `timeout` may take to reach the server.
-    fn limit_of(&self, timeout: Duration) -> Duration {
-        self.timeout.min(timeout.saturating_add(GRACE))
+    /// Works like [`try_call_within`](Self::try_call_within), for a call that waits for other ranks for `timeout`. The
+    /// connection, if one must be made, the wait and its cancellation end within [`GRACE`] after that.
+    fn try_waiting_call<T>(
+        &self,
+        timeout: Duration,
+        exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
+    ) -> Result<Result<T, Broken>> {
+        limit::with_limit(after(timeout.saturating_add(GRACE)), || {
+            self.try_call_within(self.timeout, exchange)
+        })
     }
 
     /// Adds to the counter that the server stores under exactly this name.
@@ -342,22 +348,21 @@ impl TcpStore {
                 .then(&wait);
             let requests = checked_request(requests)?;
             // Everything but the wait is answered at once, however short the caller's time-out.
-            let answered =
-                self.try_call_within(self.limit_of(timeout), |connection, deadline| {
-                    connection.send(requests.bytes(), deadline)?;
-                    missed = !connection.read_answer(deadline)?;
-                    let values = read(connection, deadline)?;
-                    if missed {
-                        return wait_and_ask(connection);
-                    }
-                    // The wait has ended as well: its reply follows.
-                    match connection.read_answer(deadline)? {
-                        true => Ok(Some(values)),
-                        false => Err(Broken::Garbled(
-                            "a cancellation that was not requested".to_owned(),
-                        )),
-                    }
-                })?;
+            let answered = self.try_waiting_call(timeout, |connection, deadline| {
+                connection.send(requests.bytes(), deadline)?;
+                missed = !connection.read_answer(deadline)?;
+                let values = read(connection, deadline)?;
+                if missed {
+                    return wait_and_ask(connection);
+                }
+                // The wait has ended as well: its reply follows.
+                match connection.read_answer(deadline)? {
+                    true => Ok(Some(values)),
+                    false => Err(Broken::Garbled(
+                        "a cancellation that was not requested".to_owned(),
+                    )),
+                }
+            })?;
             match answered {
                 Ok(values) => return self.or_missing(values, keys, timeout),
                 Err(Broken::Closed) if missed => {

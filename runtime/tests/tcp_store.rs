@@ -4,6 +4,7 @@
 
 use rcomm::store::{BatchReply, BatchRequest, Store, StoreAccess, TcpStore, TcpStoreServer};
 use rcomm::{ErrorKind, Rendezvous, Result};
+use rcomm_recorder::publish::Secret;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -88,6 +89,69 @@ fn connect_error_distinguishes_a_silent_server_from_one_that_closes() {
         ErrorKind::Rendezvous,
     );
     assert!(text.contains("closes the connection"), "{text}");
+}
+
+/// Answers the first message of a client with the first `bytes` of what a store answers.
+fn answer_in_part(socket: &mut TcpStream, bytes: usize) {
+    let mut hello = [0; 10];
+    socket.read_exact(&mut hello).unwrap();
+    socket.write_all(&hello[6..][..bytes]).unwrap();
+}
+
+#[test]
+fn an_answer_that_is_cut_is_called_so_and_another_try_follows() {
+    let has_closed_one = AtomicBool::new(false);
+    let port = serve_connections(move |mut socket| {
+        if has_closed_one.swap(true, Ordering::Relaxed) {
+            answer_in_part(&mut socket, 4);
+            let _ = socket.read_to_end(&mut Vec::new());
+        } else {
+            answer_in_part(&mut socket, 3);
+        }
+    });
+    TcpStore::connect("127.0.0.1", port, LONG).unwrap();
+
+    let closing = serve_connections(|mut socket| answer_in_part(&mut socket, 3));
+    let text = error_text(
+        TcpStore::connect("127.0.0.1", closing, Duration::from_secs(1)),
+        ErrorKind::Rendezvous,
+    );
+    assert!(
+        text.contains("closed the connection after 3 B of its answer"),
+        "{text}"
+    );
+    assert!(!text.contains("not a store"), "{text}");
+
+    let (sender, open_sockets) = mpsc::channel();
+    let silent = serve_connections(move |mut socket| {
+        answer_in_part(&mut socket, 2);
+        sender.send(socket).unwrap();
+    });
+    let text = error_text(
+        TcpStore::connect("127.0.0.1", silent, SHORT),
+        ErrorKind::Rendezvous,
+    );
+    assert!(
+        text.contains("fell silent after 2 B of its answer"),
+        "{text}"
+    );
+    drop(open_sockets);
+}
+
+#[test]
+fn a_long_foreign_answer_to_a_challenge_is_not_called_a_wrong_secret() {
+    let port = serve_connections(|mut socket| {
+        let _ = socket.read(&mut [0; 64]);
+        let page = [b"HTTP/1.1 400 Bad Request\r\n\r\n".as_slice(), &[b' '; 100]].concat();
+        let _ = socket.write_all(&page);
+    });
+    let access = StoreAccess::Secret(Secret::generate().unwrap());
+    let text = error_text(
+        TcpStore::connect_with("127.0.0.1", port, LONG, &access),
+        ErrorKind::Rendezvous,
+    );
+    assert!(text.contains("not a store: it answered"), "{text}");
+    assert!(text.contains("HTTP/1.1 400"), "{text}");
 }
 
 #[test]

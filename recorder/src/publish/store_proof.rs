@@ -50,6 +50,8 @@ pub struct StoreCaller {
 impl StoreCaller {
     /// Bytes of the server's answer.
     pub const ANSWER_LEN: usize = 68;
+    /// The first bytes of every server's answer.
+    pub const ANSWER_START: [u8; 4] = MAGIC;
 
     /// A client that knows this secret.
     ///

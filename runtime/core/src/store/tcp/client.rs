@@ -237,15 +237,32 @@ impl Connection {
             validated => validated,
         };
         match validated {
-            Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
-            Err(Broken::Tls(why)) => Err(Obstacle::Tls(why)),
             Ok(true) => Ok(connection),
             Ok(false) => Err(Obstacle::Foreign(connection.first_bytes())),
-            Err(_) if !connection.inbox.is_empty() => {
-                Err(Obstacle::Foreign(connection.first_bytes()))
+            Err(broken) => {
+                Err(connection.no_answer(broken, &nonce.to_le_bytes(), Obstacle::Closed))
             }
-            Err(Broken::Late) => Err(Obstacle::Silent),
-            Err(_) => Err(Obstacle::Closed),
+        }
+    }
+
+    /// Why there is no whole first answer, which begins with `start` if a store gives it. `closed` is the obstacle if the
+    /// server closed the connection without a byte.
+    fn no_answer(&self, broken: Broken, start: &[u8], closed: Obstacle) -> Obstacle {
+        let begins_with = |start: &[u8]| {
+            let compared = self.inbox.len().min(start.len());
+            self.inbox[..compared] == start[..compared]
+        };
+        let bytes = self.inbox.len();
+        match broken {
+            Broken::Refused(reason) => Obstacle::Refusal(reason),
+            Broken::Tls(why) => Obstacle::Tls(why),
+            Broken::Late if bytes == 0 => Obstacle::Silent,
+            _ if bytes == 0 => closed,
+            _ if !begins_with(start) && !begins_with(&STORE_REFUSAL) => {
+                Obstacle::Foreign(self.first_bytes())
+            }
+            Broken::Late => Obstacle::SilentAfter(bytes),
+            _ => Obstacle::ClosedAfter(bytes),
         }
     }
 
@@ -287,12 +304,14 @@ impl Connection {
             .map(|answer| answer.first_chunk().and_then(|answer| caller.proof(answer)));
         let proof = match answer {
             Ok(Some(proof)) => proof,
-            Ok(None) => return Err(Obstacle::WrongProof),
-            Err(Broken::Refused(reason)) => return Err(Obstacle::Refusal(reason)),
-            Err(Broken::Tls(why)) => return Err(Obstacle::Tls(why)),
-            Err(_) if !self.inbox.is_empty() => return Err(Obstacle::Foreign(self.first_bytes())),
-            Err(Broken::Late) => return Err(Obstacle::Silent),
-            Err(_) => return Err(Obstacle::ClosedAtProof),
+            Ok(None) if self.inbox.starts_with(&StoreCaller::ANSWER_START) => {
+                return Err(Obstacle::WrongProof);
+            }
+            Ok(None) => return Err(Obstacle::Foreign(self.first_bytes())),
+            Err(broken) => {
+                let start = StoreCaller::ANSWER_START;
+                return Err(self.no_answer(broken, &start, Obstacle::ClosedAtProof));
+            }
         };
         let taken = self
             .send(&[&proof, first].concat(), deadline)
@@ -301,8 +320,8 @@ impl Connection {
             Ok(true) => Ok(()),
             Ok(false) => Err(Obstacle::Foreign(self.first_bytes())),
             Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
-            Err(Broken::Late) => Err(Obstacle::Silent),
-            Err(_) => Err(Obstacle::Closed),
+            Err(Broken::Late) => Err(Obstacle::SilentAfter(StoreCaller::ANSWER_LEN)),
+            Err(_) => Err(Obstacle::ClosedAfter(StoreCaller::ANSWER_LEN)),
         }
     }
 

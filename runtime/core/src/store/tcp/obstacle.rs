@@ -1,6 +1,7 @@
 //! The reason why a client has no connection to a server, as far as the client knows it.
 
 use crate::op::error::{Error, ErrorKind};
+use rcomm_recorder::model::text;
 use rcomm_recorder::publish::{STORE_TAKES_TLS, TlsError};
 use std::io;
 
@@ -16,6 +17,10 @@ pub(super) enum Obstacle {
     Closed,
     /// The connection was accepted, and no reply came in time.
     Silent,
+    /// The answer began as a store's does, and the connection was closed after this many of its bytes.
+    ClosedAfter(usize),
+    /// The answer began as a store's does, and after this many of its bytes no more came in time.
+    SilentAfter(usize),
     /// What answered is not a store; its first bytes, for a message.
     Foreign(String),
     /// TLS could not be set up with what listens there.
@@ -87,7 +92,7 @@ impl Obstacle {
     /// Whether the only obstacle is that no answer arrived in time.
     pub(super) fn is_silence(&self) -> bool {
         match self {
-            Obstacle::Silent => true,
+            Obstacle::Silent | Obstacle::SilentAfter(_) => true,
             Obstacle::Unreachable(error) => error.kind() == io::ErrorKind::TimedOut,
             _ => false,
         }
@@ -117,6 +122,18 @@ impl std::fmt::Display for Obstacle {
             Obstacle::Silent => f.write_str(
                 "what listens there accepts the connection and does not answer. Is MASTER_PORT another \
                  program's port?",
+            ),
+            Obstacle::ClosedAfter(bytes) => write!(
+                f,
+                "what listens there closed the connection after {} of its answer, which began as a \
+                 store's does. Is its process ending?",
+                text::bytes(*bytes as u64)
+            ),
+            Obstacle::SilentAfter(bytes) => write!(
+                f,
+                "what listens there fell silent after {} of its answer, which began as a store's \
+                 does: its process or the network to it may have stopped",
+                text::bytes(*bytes as u64)
             ),
             Obstacle::Foreign(answer) => write!(
                 f,

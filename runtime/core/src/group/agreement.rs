@@ -1,14 +1,17 @@
 //! [`StoreAgreement`]: the keys by which the members of a group agree through the store, and when these are removed.
 
+use crate::op::deadline::Deadline;
 use crate::op::error::Result;
 use crate::store::{Store, StoreQuery, raise};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a rank that has the result waits at most for the store to remove keys.
-pub(super) const REMOVAL_TIME: Duration = Duration::from_secs(1);
+pub(crate) const REMOVAL_TIME: Duration = Duration::from_secs(1);
+/// How long after its time-out an agreement may last, if the store does not reply, or to find out who is absent.
+pub(crate) const EXTRA_TIME: Duration = Duration::from_secs(2);
 /// The most earlier agreements, which some members gave up, whose keys are removed with those of one that all have left.
 const SWEPT_ROUNDS: i64 = 64;
 /// The key of how many members have left an agreement.
@@ -16,6 +19,7 @@ const LEFT: &str = "left";
 
 /// One of the agreements of a kind among the members of a group. They are numbered from 1: the n-th calls of all members
 /// belong together.
+#[derive(Clone)]
 pub(super) struct StoreAgreement {
     store: Arc<dyn Store>,
     kind: &'static str,
@@ -39,6 +43,21 @@ impl StoreAgreement {
             round,
             results,
         }
+    }
+
+    /// Runs `reach`, which takes its deadline, `timeout` from now, and ends by [`EXTRA_TIME`] after that, whatever the
+    /// store's own time-out is.
+    ///
+    /// # Errors
+    /// Those of `reach`; `Timeout` if the store does not reply.
+    pub(super) fn reach_within<T: Send + 'static>(
+        &self,
+        timeout: Duration,
+        reach: impl FnOnce(Instant) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let deadline = Deadline::In(timeout).start();
+        let limit = timeout.saturating_add(EXTRA_TIME);
+        StoreQuery::within(&self.store, limit, move |_| reach(deadline))
     }
 
     pub(super) fn store(&self) -> &dyn Store {

@@ -1,7 +1,7 @@
 //! Groups of ranks: [`ProcessGroup`](process_group::ProcessGroup), its operations, and the handles of issued
 //! operations ([`Work`](work::Work)).
 
-mod agreement;
+pub(crate) mod agreement;
 pub(crate) mod coalescing;
 pub(crate) mod collectives;
 pub(crate) mod hook;

@@ -2,13 +2,12 @@
 //! not arrive; the search for the absent members of a failed group; and the shrinking of a group to its remaining
 //! members.
 
-use crate::group::agreement::{REMOVAL_TIME, StoreAgreement};
+use crate::group::agreement::{EXTRA_TIME, REMOVAL_TIME, StoreAgreement};
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
-use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{Store, StoreQuery, which_are_set};
+use crate::store::{Store, StoreQuery, absent_among};
 use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::text;
 use rcomm_recorder::model::{OpType, Peer, Rank};
@@ -77,8 +76,9 @@ impl ProcessGroup {
     /// All remaining members call this with the same list. This group may be open or aborted.
     ///
     /// # Blocking
-    /// Until all remaining members have called this, or the handle's time-out has passed; then for up to 1 s to remove
-    /// the keys of the agreement, if the store does not reply; then as [`World::new_group`](crate::World::new_group).
+    /// Until all remaining members have called this, or the handle's time-out has passed, and for up to 2 s more if the
+    /// store does not reply or ranks are absent; then for up to 1 s to remove the keys of the agreement, if the store does
+    /// not reply; then as [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if another
@@ -109,45 +109,12 @@ impl ProcessGroup {
         // Members may repeat a failed call with another list.
         let count = &self.group.agreements.shrinks;
         let agreement = StoreAgreement::next(self.group_store()?, "shrink", count, &[LIST]);
-        let store = agreement.store();
-        let wanted = format!("{excluding:?}");
-        let agreed = store.compare_set(&agreement.key(LIST), b"", wanted.as_bytes())?;
-        if agreed != wanted.as_bytes() {
-            let agreed = serde_json::from_slice::<Vec<Rank>>(&agreed).unwrap_or_default();
-            let (own, other) = (list_of(&excluding), list_of(&agreed));
-            let message = format!("this rank excludes {own}, another member {other}");
-            return Err(refuse(ErrorKind::Mismatch, message));
-        }
-        // If the others have ended this agreement, they have removed their list, and the list in the store is this
-        // rank's own.
-        if agreement.is_over()? {
-            agreement.forget(own_rank);
-            let message =
-                "the other members have shrunk the group without this rank, which called too late";
-            return Err(refuse(ErrorKind::Mismatch, message.to_owned()));
-        }
-        store.set(&agreement.arrival(own_rank), b"1")?;
-        let arrivals = remaining.iter().map(|&rank| agreement.arrival(rank));
-        let keys: Vec<String> = arrivals.collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        match store.wait(&keys, self.timeout()) {
-            Err(error) if error.kind() == ErrorKind::Timeout => {
-                let mut absent = Vec::new();
-                for (&rank, key) in remaining.iter().zip(&keys) {
-                    // A store that fails now must not make present ranks look absent.
-                    if !store.check(&[key])? {
-                        absent.push(rank);
-                    }
-                }
-                if absent.is_empty() {
-                    return Err(error);
-                }
-                let named = text::ranks(&absent, MAX_RANKS);
-                let message = format!("{named} did not call shrink within its time-out");
-                return Err(refuse(ErrorKind::Timeout, message).with_ranks(&absent));
-            }
-            waited => waited?,
-        }
+        let (agreed, rest) = (agreement.clone(), remaining.clone());
+        agreement
+            .reach_within(self.timeout(), move |deadline| {
+                agree_to_shrink(&agreed, own_rank, &excluding, &rest, deadline)
+            })
+            .map_err(|error| error.in_group(self.desc()))?;
         agreement.leave(remaining.len(), self.ranks());
         maker.new_group(&remaining, options, Origin::Shrink(&self.group))
     }
@@ -159,8 +126,9 @@ impl ProcessGroup {
     /// members return its list. So `within` must cover the time that the slowest member takes to notice the failure.
     ///
     /// # Blocking
-    /// Until all members have called, until a member has published the absent ranks, or for `within`; then for up to 1
-    /// s to remove the keys of the agreement, if the store does not reply.
+    /// Until all members have called, until a member has published the absent ranks, or for `within`, and for up to 2 s
+    /// more if the store does not reply or ranks are absent; then for up to 1 s to remove the keys of the agreement, if
+    /// the store does not reply.
     ///
     /// # Errors
     /// `PeerLost` if the published list contains the caller, or contained it before the others removed the list; `Closed`
@@ -169,65 +137,12 @@ impl ProcessGroup {
         let own_rank = self.ranks()[self.rank() as usize];
         let count = &self.group.agreements.searches;
         let agreement = StoreAgreement::next(self.group_store()?, "absent", count, &[RESULT]);
-        let store = agreement.store();
-        let late = || {
-            let message =
-                format!("the others continue without rank {own_rank}, which arrived too late");
-            Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()))
-        };
-        store.set(&agreement.arrival(own_rank), b"1")?;
-        let arrivals = self.ranks().iter().map(|&rank| agreement.arrival(rank));
-        let keys: Vec<String> = arrivals.collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let result_key = agreement.key(RESULT);
-        let deadline = Deadline::In(within).started();
-        let mut absent = Vec::new();
-        loop {
-            match store.wait(&keys, deadline.remaining().clamp(MIN_WAIT, ABORT_CHECK)) {
-                Ok(()) => break,
-                Err(error) if error.kind() == ErrorKind::Timeout => {}
-                Err(error) => return Err(error),
-            }
-            // Stop at a published list: waiting for all of `within` would delay what the program does next.
-            if store.check(&[&result_key])? {
-                break;
-            }
-            if agreement.is_over()? {
-                agreement.forget(own_rank);
-                return late();
-            }
-            if deadline.has_passed() {
-                for (rank, key) in self.ranks().iter().zip(&keys) {
-                    if !store.check(&[key])? {
-                        absent.push(*rank);
-                    }
-                }
-                break;
-            }
-        }
-        let list: Vec<String> = absent.iter().map(Rank::to_string).collect();
-        // The list is in brackets, since `compare_set` treats an empty value as absent.
-        let list = format!("[{}]", list.join(","));
-        // The first list counts; later ones are dropped.
-        let agreed = store.compare_set(&result_key, b"", list.as_bytes())?;
-        let agreed: Vec<Rank> = serde_json::from_slice(&agreed).map_err(|error| {
-            Error::new(
-                ErrorKind::Store,
-                format!("{result_key} holds no list of ranks"),
-            )
-            .with_source(error)
-            .in_group(self.desc())
-        })?;
-        // If the others have ended this search, they have removed their list, and the list in the store is this rank's
-        // own.
-        if agreement.is_over()? {
-            agreement.forget(own_rank);
-            return late();
-        }
-        if agreed.contains(&own_rank) {
-            agreement.forget_arrival(own_rank);
-            return late();
-        }
+        let (search, members) = (agreement.clone(), self.ranks().to_vec());
+        let agreed = agreement
+            .reach_within(within, move |deadline| {
+                agree_on_absent(&search, own_rank, &members, deadline)
+            })
+            .map_err(|error| error.in_group(self.desc()))?;
         agreement.leave(self.ranks().len() - agreed.len(), self.ranks());
         Ok(agreed)
     }
@@ -236,6 +151,121 @@ impl ProcessGroup {
     fn group_store(&self) -> Result<Arc<dyn Store>> {
         Ok(self.group.maker()?.group_store(self.group.wire_id()))
     }
+}
+
+/// Waits until all of the `remaining` ranks have called [`ProcessGroup::shrink`] with the same list as this one.
+fn agree_to_shrink(
+    agreement: &StoreAgreement,
+    own_rank: Rank,
+    excluding: &[Rank],
+    remaining: &[Rank],
+    deadline: Instant,
+) -> Result<()> {
+    let store = agreement.store();
+    let refuse = |message: String| Err(Error::new(ErrorKind::Mismatch, message));
+    let wanted = format!("{excluding:?}");
+    let agreed = store.compare_set(&agreement.key(LIST), b"", wanted.as_bytes())?;
+    if agreed != wanted.as_bytes() {
+        let agreed = serde_json::from_slice::<Vec<Rank>>(&agreed).unwrap_or_default();
+        let (own, other) = (list_of(excluding), list_of(&agreed));
+        return refuse(format!("this rank excludes {own}, another member {other}"));
+    }
+    // If the others have ended this agreement, they have removed their list, and the list in the store is this
+    // rank's own.
+    if agreement.is_over()? {
+        agreement.forget(own_rank);
+        let message =
+            "the other members have shrunk the group without this rank, which called too late";
+        return refuse(message.to_owned());
+    }
+    store.set(&agreement.arrival(own_rank), b"1")?;
+    let keys: Vec<String> = remaining
+        .iter()
+        .map(|&rank| agreement.arrival(rank))
+        .collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let error = match store.wait(&keys, time_until(deadline)) {
+        Err(error) if error.kind() == ErrorKind::Timeout => error,
+        waited => return waited,
+    };
+    let absent = absent_among(store, &keys, deadline + EXTRA_TIME).at_least()?;
+    if absent.is_empty() {
+        return Err(error);
+    }
+    let absent: Vec<Rank> = absent.into_iter().map(|index| remaining[index]).collect();
+    let named = text::ranks(&absent, MAX_RANKS);
+    let message = format!("{named} did not call shrink within its time-out");
+    Err(Error::new(ErrorKind::Timeout, message).with_ranks(&absent))
+}
+
+/// Waits until all `members` have called [`ProcessGroup::find_absent`], and returns which have not: the list of the first
+/// member that has waited until its deadline.
+fn agree_on_absent(
+    agreement: &StoreAgreement,
+    own_rank: Rank,
+    members: &[Rank],
+    deadline: Instant,
+) -> Result<Vec<Rank>> {
+    let store = agreement.store();
+    let late = || {
+        let message =
+            format!("the others continue without rank {own_rank}, which arrived too late");
+        Err(Error::new(ErrorKind::PeerLost, message))
+    };
+    store.set(&agreement.arrival(own_rank), b"1")?;
+    let keys: Vec<String> = members
+        .iter()
+        .map(|&rank| agreement.arrival(rank))
+        .collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let result_key = agreement.key(RESULT);
+    let mut absent = Vec::new();
+    loop {
+        match store.wait(&keys, time_until(deadline).clamp(MIN_WAIT, ABORT_CHECK)) {
+            Ok(()) => break,
+            Err(error) if error.kind() == ErrorKind::Timeout => {}
+            Err(error) => return Err(error),
+        }
+        // Stop at a published list: waiting for all of the time would delay what the program does next.
+        if store.check(&[&result_key])? {
+            break;
+        }
+        if agreement.is_over()? {
+            agreement.forget(own_rank);
+            return late();
+        }
+        if Instant::now() >= deadline {
+            absent = absent_among(store, &keys, deadline + EXTRA_TIME).all()?;
+            break;
+        }
+    }
+    let list: Vec<String> = absent
+        .iter()
+        .map(|&index| members[index].to_string())
+        .collect();
+    // The list is in brackets, since `compare_set` treats an empty value as absent.
+    let list = format!("[{}]", list.join(","));
+    // The first list counts; later ones are dropped.
+    let agreed = store.compare_set(&result_key, b"", list.as_bytes())?;
+    let agreed: Vec<Rank> = serde_json::from_slice(&agreed).map_err(|error| {
+        let message = format!("{result_key} holds no list of ranks");
+        Error::new(ErrorKind::Store, message).with_source(error)
+    })?;
+    // If the others have ended this search, they have removed their list, and the list in the store is this rank's
+    // own.
+    if agreement.is_over()? {
+        agreement.forget(own_rank);
+        return late();
+    }
+    if agreed.contains(&own_rank) {
+        agreement.forget_arrival(own_rank);
+        return late();
+    }
+    Ok(agreed)
+}
+
+fn time_until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// The ranks of a list, for an error message.
@@ -300,9 +330,10 @@ impl MonitoredBarrier {
         }
         let mut absent: Vec<Rank> = Vec::new();
         if !self.wait(share, &arrivals, share.due())? {
-            let arrived = which_are_set(&*self.store, &arrivals, Instant::now() + RESULT_TIME / 2);
-            let others = self.ranks[1..].iter().zip(arrived);
-            absent.extend(others.filter_map(|(&rank, arrived)| (!arrived).then_some(rank)));
+            let until = Instant::now() + RESULT_TIME / 2;
+            let found = absent_among(&*self.store, &arrivals, until);
+            let found = found.at_least().map_err(Error::sparing_group)?;
+            absent.extend(found.into_iter().map(|index| self.ranks[index + 1]));
         }
         if self.missing == MissingRanks::First {
             absent.truncate(1);

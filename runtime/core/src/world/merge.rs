@@ -4,7 +4,7 @@ use crate::group::maker::GroupOptions;
 use crate::group::process_group::ProcessGroup;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::world::World;
-use crate::world::meeting::{MergeMeeting, Missed};
+use crate::world::meeting::{Member, MergeMeeting, Met};
 use rcomm_recorder::model::{Rank, text};
 use std::sync::PoisonError;
 
@@ -19,8 +19,8 @@ impl<B> World<B> {
     /// on.
     ///
     /// # Blocking
-    /// Until rank 0 of each group has called this, for at most the group's time-out; then as
-    /// [`new_group`](Self::new_group).
+    /// Until rank 0 of each group has called this, for at most the group's time-out, and 2 s more if the store does not
+    /// reply or a group is absent; then as [`new_group`](Self::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size` (groups that come
@@ -51,14 +51,18 @@ impl<B> World<B> {
             i64::from(*count)
         };
         let meeting = MergeMeeting {
-            store: &*self.shared.root,
-            purpose: desc,
+            store: self.shared.root.clone(),
+            purpose: desc.to_owned(),
             round: nth,
         };
         let ranks: Vec<String> = group.ranks().iter().map(Rank::to_string).collect();
-        let lists = match meeting.hold(group, &ranks.join(","), size) {
-            Ok(lists) => lists,
-            Err(Missed::Late { error, arrived }) => {
+        let (member, held) = (Member::of(group), meeting.clone());
+        let met = member.meet(&self.shared.root, move || {
+            held.hold(member, &ranks.join(","), size)
+        });
+        let lists = match met? {
+            Met::All(lists) => lists,
+            Met::Late { error, arrived } => {
                 let arrived = parse(&arrived).concat();
                 let count = arrived.len();
                 let mut message =
@@ -68,13 +72,12 @@ impl<B> World<B> {
                 }
                 return Err(error.with_more(&message));
             }
-            Err(Missed::Over) => {
+            Met::Over => {
                 let this = text::ranks(group.ranks(), 64);
                 return refuse(format!(
                     "the merge is complete without this group, {this}: its members have left it"
                 ));
             }
-            Err(Missed::Failed(error)) => return Err(error),
         };
         let mut groups = parse(&lists);
         groups.sort_by_key(|ranks| ranks.iter().min().copied());

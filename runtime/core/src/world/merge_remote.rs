@@ -1,6 +1,6 @@
 //! [`World::merge_remote`]: one world of the members of groups of different jobs.
 
-use super::meeting::Missed;
+use super::meeting::{Member, Met};
 use super::merge_rounds::Rounds;
 use super::{World, WorldBuilder};
 use crate::backend::BackendSet;
@@ -50,7 +50,8 @@ impl<B: BackendSet> World<B> {
     /// one.
     ///
     /// # Blocking
-    /// Until rank 0 of each group has called this, for at most the group's time-out; then as [`WorldBuilder::init`].
+    /// Until rank 0 of each group has called this, for at most the group's time-out, and 2 s more if the store does not
+    /// reply or a group is absent; then as [`WorldBuilder::init`].
     ///
     /// # Errors
     /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than
@@ -101,31 +102,35 @@ impl<B: BackendSet> World<B> {
             ranks: group.ranks().to_vec(),
             host: own.is_on_one_host().then(host_name).flatten(),
         };
-        let rounds = Rounds {
-            store: &*store,
-            purpose,
-            timeout: group.timeout(),
-        };
+        let member = Member::of(group);
         let name = format!("{}/{}/{:016x}", part.job, part.run, group.group.wire_id());
-        let round = rounds.next(&name, own.rank)?;
-        let meeting = rounds.meeting(round);
         let entry = serde_json::to_string(&part).map_err(|error| {
             Error::new(ErrorKind::InvalidArgument, "the group cannot be published")
                 .with_source(error)
         })?;
-        let entries = meeting
-            .hold(group, &entry, size)
-            .map_err(|missed| match missed {
-                Missed::Late { error, arrived } => {
-                    let arrived = read(&arrived).unwrap_or_default();
-                    error.with_more(&arrived_text(&arrived, purpose, size))
-                }
-                Missed::Over => complete_without(&part, purpose, "its members have left it"),
-                Missed::Failed(error) => error,
-            })?;
-        if group.rank() == 0 {
-            rounds.end(round)?;
-        }
+        let rounds = Rounds {
+            store: store.clone(),
+            purpose: purpose.to_owned(),
+            member,
+        };
+        let rank = own.rank;
+        let (meeting, met) = member.meet(&store, move || {
+            let round = rounds.next(&name, rank)?;
+            let meeting = rounds.meeting(round);
+            let met = meeting.hold(member, &entry, size)?;
+            if member.rank == 0 && matches!(met, Met::All(_)) {
+                rounds.end(round)?;
+            }
+            Ok((meeting, met))
+        })?;
+        let entries = match met {
+            Met::All(entries) => entries,
+            Met::Late { error, arrived } => {
+                let arrived = read(&arrived).unwrap_or_default();
+                return Err(error.with_more(&arrived_text(&arrived, purpose, size)));
+            }
+            Met::Over => return Err(complete_without(&part, purpose, "its members have left it")),
+        };
         let parts = read(&entries)?;
         if parts.iter().any(|found| found.is_same_as(&part)) {
             meeting.leave(parts.iter().map(|part| part.ranks.len()).sum());

@@ -2,23 +2,24 @@
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, raise};
-use crate::world::meeting::MergeMeeting;
-use std::time::Duration;
+use crate::world::meeting::{Member, MergeMeeting};
+use std::sync::Arc;
 
 /// The merges for one purpose at one store, numbered from 1. A store may outlive the jobs that merge there, so a
 /// group's first call does not count from the start: it takes part in the first merge that has not ended.
-pub(super) struct Rounds<'a> {
-    pub(super) store: &'a dyn Store,
-    pub(super) purpose: &'a str,
-    pub(super) timeout: Duration,
+pub(super) struct Rounds {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) purpose: String,
+    /// The caller.
+    pub(super) member: Member,
 }
 
-impl Rounds<'_> {
+impl Rounds {
     /// The merge of this number.
-    pub(super) fn meeting(&self, round: i64) -> MergeMeeting<'_> {
+    pub(super) fn meeting(&self, round: i64) -> MergeMeeting {
         MergeMeeting {
-            store: self.store,
-            purpose: self.purpose,
+            store: self.store.clone(),
+            purpose: self.purpose.clone(),
             round,
         }
     }
@@ -33,7 +34,7 @@ impl Rounds<'_> {
 
     /// Notes that this merge and all before it have ended, for groups that have not called yet.
     pub(super) fn end(&self, round: i64) -> Result<()> {
-        raise(self.store, &self.ended(), round).map(drop)
+        raise(&*self.store, &self.ended(), round).map(drop)
     }
 
     /// How many merges had ended when the first member of this group first called.
@@ -48,7 +49,7 @@ impl Rounds<'_> {
             }
         };
         let value = match own {
-            None => self.store.get(&key, self.timeout)?,
+            None => self.store.get(&key, self.member.time_left())?,
             Some((ended, is_given_up)) => {
                 // The rank in the value tells which member was the first.
                 let proposal = format!("{ended} {rank}");

@@ -22,6 +22,7 @@
 
 mod agree;
 mod chain;
+mod hierarchy;
 mod host_exchange;
 mod pairs;
 mod rooted;
@@ -32,13 +33,14 @@ use crate::channels::Channels;
 use crate::collective::{Collective, Position, Step, has_lists};
 use crate::mesh::layout::Layout;
 use crate::transport::shm::ShmExchange;
-use crate::wait::{Failure, Interrupted, WaitPolicy};
+use crate::wait::{Failure, WaitPolicy};
 use agree::{Contribution, HostAgreement};
 use chain::Chain;
+use hierarchy::{Hierarchy, area_key};
 use host_exchange::HostExchange;
-use rcomm_core::ErrorKind;
 use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::tuning::{Algorithm, Pattern, Plan};
+use rcomm_recorder::model::Rank;
 use rooted::Sizes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,17 +59,6 @@ pub(crate) struct HostsEngine {
     _streams: Option<ShmExchange>,
 }
 
-/// Whether every host with several ranks of the group has an exchange area.
-#[derive(Clone, Copy)]
-enum Hierarchy {
-    /// No operation has asked the store yet.
-    Unknown,
-    /// Every host with several ranks of the group has an exchange area.
-    Nested,
-    /// A host with several ranks of the group has no exchange area, so all ranks use channels.
-    Flat,
-}
-
 /// The exchange areas of a group on one host.
 pub(crate) struct ShmExchanges {
     /// For phases; `None` on a host with one rank, or without space for the group.
@@ -75,10 +66,6 @@ pub(crate) struct ShmExchanges {
     /// For the streams of the group's channels; without it they use sockets.
     pub(crate) streams: Option<ShmExchange>,
 }
-
-/// The time-out of one request to the store for the other hosts' exchange areas. Between two requests the deadline is
-/// checked.
-const STORE_TIME: Duration = Duration::from_millis(100);
 
 /// The means by which an operation reaches the other ranks.
 struct HostTransports<'a> {
@@ -104,7 +91,7 @@ impl HostsEngine {
         let neighbors = layout.neighbors();
         if neighbors.len() > 1 && layout.index_on_host() == 0 {
             let has_shm_exchange = [b'0' + u8::from(shm_exchanges.phases.is_some())];
-            let key = shm_exchange_key(layout.host());
+            let key = area_key(layout.host());
             let set = move |store: &dyn Store| store.set(&key, &has_shm_exchange);
             StoreQuery::within(&store, limit, set).map_err(Failure::Store)?;
         }
@@ -125,43 +112,6 @@ impl HostsEngine {
         })
     }
 
-    /// Reads from the store whether every host with several ranks of the group has an exchange area. The first
-    /// operation does so, since the making of a group must not wait for other hosts.
-    ///
-    /// # Errors
-    /// `Late` after the deadline, with the first rank of each host that has not published yet; why the wait was
-    /// interrupted otherwise; those of the store.
-    fn find_hierarchy(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
-        let hosts = (0..self.layout.hosts()).filter(|&host| self.layout.ranks_of(host).len() > 1);
-        let hosts: Vec<usize> = hosts.collect();
-        let keys: Vec<String> = hosts.iter().map(|&host| shm_exchange_key(host)).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        loop {
-            if let Err(interruption) = policy.check() {
-                if !matches!(interruption, Interrupted::TimedOut) {
-                    return Err(interruption.into());
-                }
-                let absent = hosts.iter().zip(&keys).filter(|(_, key)| {
-                    // A failed look-up does not show that the key is absent.
-                    !self.store.check(&[key]).unwrap_or(true)
-                });
-                let first = |(&host, _): (&usize, _)| self.layout.ranks_of(host)[0];
-                let absent = absent
-                    .map(first)
-                    .map(|rank| self.engine.channels.global(rank));
-                return Err(Failure::Late(absent.collect()));
-            }
-            match self.store.multi_get(&keys, STORE_TIME) {
-                Ok(values) if values.iter().all(|value| value == b"1") => {
-                    return Ok(Hierarchy::Nested);
-                }
-                Ok(_) => return Ok(Hierarchy::Flat),
-                Err(error) if error.kind() == ErrorKind::Timeout => {}
-                Err(error) => return Err(Failure::Store(error)),
-            }
-        }
-    }
-
     /// Works like [`ChannelEngine::run`]; the first operation also waits until all hosts with several ranks of the
     /// group have published whether they have an exchange area.
     pub(crate) fn run(
@@ -171,7 +121,15 @@ impl HostsEngine {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         if matches!(self.hierarchy, Hierarchy::Unknown) {
-            self.hierarchy = self.find_hierarchy(policy)?;
+            let several = |&host: &usize| self.layout.ranks_of(host).len() > 1;
+            let hosts: Vec<(usize, Rank)> = (0..self.layout.hosts())
+                .filter(several)
+                .map(|host| {
+                    let first = self.layout.ranks_of(host)[0];
+                    (host, self.engine.channels.global(first))
+                })
+                .collect();
+            self.hierarchy = Hierarchy::find(&self.store, &hosts, policy)?;
         }
         if matches!(self.hierarchy, Hierarchy::Flat) {
             return self.engine.run(step, position, policy);
@@ -267,11 +225,6 @@ impl HostsEngine {
             Collective::Barrier => Ok(()),
         }
     }
-}
-
-/// The key under which a host's first rank publishes whether its host has an exchange area.
-fn shm_exchange_key(host: usize) -> String {
-    format!("shm_exchange/{host}")
 }
 
 /// The bytes that each rank sends with its header in the agreement on this collective.

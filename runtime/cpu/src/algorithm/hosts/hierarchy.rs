@@ -1,0 +1,164 @@
+//! [`Hierarchy`]: whether the hosts of a group use their shared memory, which each host publishes in the group's store.
+
+use crate::wait::{Failure, Interrupted, WaitPolicy};
+use rcomm_core::store::{Store, StoreQuery};
+use rcomm_core::{Error, ErrorKind};
+use rcomm_recorder::model::Rank;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest wait for the other hosts in one request to the store. Between two requests the deadline and the stop are
+/// checked.
+const STORE_TIME: Duration = Duration::from_millis(100);
+/// How long a store that does not answer may delay the notice of a stop.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// Whether every host with several ranks of the group has an exchange area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hierarchy {
+    /// No operation has asked the store yet.
+    Unknown,
+    /// Every host with several ranks of the group has an exchange area.
+    Nested,
+    /// A host with several ranks of the group has no exchange area, so all ranks use channels.
+    Flat,
+}
+
+/// The store's answer to one request.
+enum Answer {
+    /// The value of each host.
+    Values(Vec<Vec<u8>>),
+    /// The positions of the hosts that have not published yet.
+    Absent(Vec<usize>),
+}
+
+impl Hierarchy {
+    /// Reads from the store what the hosts with several ranks have published: each is given with the first of its ranks.
+    /// The first operation does so, since the making of a group must not wait for other hosts.
+    ///
+    /// # Errors
+    /// After the deadline, without another request: `Late` with the first rank of each host that had not published when
+    /// the store was last asked, or `Store` if the store has not said which. Why the wait was interrupted otherwise; those
+    /// of the store.
+    pub(super) fn find(
+        store: &Arc<dyn Store>,
+        hosts: &[(usize, Rank)],
+        policy: &mut WaitPolicy<'_>,
+    ) -> Result<Self, Failure> {
+        let keys: Arc<[String]> = hosts.iter().map(|&(host, _)| area_key(host)).collect();
+        let mut absent = None;
+        loop {
+            match policy.check() {
+                Err(Interrupted::TimedOut) => break,
+                checked => checked?,
+            }
+            // Ever shorter waits before the deadline, so that little time passes between it and the last answer.
+            let left = policy.time_left();
+            let wait = (left / 2).min(STORE_TIME);
+            let asked = keys.clone();
+            let ask = move |store: &dyn Store| ask(store, &asked, wait);
+            match StoreQuery::here(store, left.min(ANSWER_TIME), ask) {
+                Some(Ok(Answer::Values(values))) => {
+                    return Ok(match values.iter().all(|value| value == b"1") {
+                        true => Self::Nested,
+                        false => Self::Flat,
+                    });
+                }
+                Some(Ok(Answer::Absent(hosts))) => absent = Some(hosts),
+                Some(Err(error)) if error.kind() != ErrorKind::Timeout => {
+                    return Err(Failure::Store(error));
+                }
+                None | Some(Err(_)) => {}
+            }
+        }
+        Err(match absent {
+            Some(absent) => Failure::Late(absent.into_iter().map(|index| hosts[index].1).collect()),
+            None => Failure::Store(Error::new(
+                ErrorKind::Timeout,
+                "the store did not say before the deadline which hosts share memory",
+            )),
+        })
+    }
+}
+
+fn ask(store: &dyn Store, keys: &[String], wait: Duration) -> Result<Answer, Error> {
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    match store.multi_get(&keys, wait) {
+        Ok(values) => Ok(Answer::Values(values)),
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            let mut absent = Vec::new();
+            for (index, key) in keys.iter().enumerate() {
+                if !store.check(&[key])? {
+                    absent.push(index);
+                }
+            }
+            Ok(Answer::Absent(absent))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The key under which a host's first rank publishes whether its host has an exchange area.
+pub(super) fn area_key(host: usize) -> String {
+    format!("shm_exchange/{host}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wait::{Stop, WaitMode};
+    use rcomm_core::Deadline;
+    use rcomm_core::store::TcpStore;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const HOSTS: [(usize, Rank); 3] = [(0, 0), (1, 2), (2, 5)];
+
+    fn find(store: &Arc<dyn Store>, timeout: Duration) -> Result<Hierarchy, Failure> {
+        let stop = Stop::default();
+        let mut policy = WaitPolicy::new(&stop, Deadline::In(timeout), WaitMode::Helper);
+        Hierarchy::find(store, &HOSTS, &mut policy)
+    }
+
+    #[test]
+    fn hosts_that_have_not_published_by_the_deadline_are_late() {
+        let store: Arc<dyn Store> = Arc::new(TcpStore::host("127.0.0.1", 0, HOUR).unwrap());
+        store.set(&area_key(1), b"1").unwrap();
+        let found = find(&store, Duration::from_secs(2));
+        assert!(
+            matches!(&found, Err(Failure::Late(ranks)) if *ranks == [0, 5]),
+            "{found:?}"
+        );
+        store.set(&area_key(0), b"1").unwrap();
+        store.set(&area_key(2), b"1").unwrap();
+        assert_eq!(find(&store, HOUR).unwrap(), Hierarchy::Nested);
+        store.set(&area_key(2), b"0").unwrap();
+        assert_eq!(find(&store, HOUR).unwrap(), Hierarchy::Flat);
+    }
+
+    #[test]
+    fn a_silent_store_is_not_asked_after_the_deadline() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let answers = std::thread::spawn(move || {
+            let (mut client, _) = server.accept().unwrap();
+            // VALIDATE and PING, then silence; later connections are not even accepted.
+            let mut hello = [0; 10];
+            client.read_exact(&mut hello).unwrap();
+            client.write_all(&hello[6..]).unwrap();
+            (client, server)
+        });
+        let store = TcpStore::connect("127.0.0.1", port, HOUR).unwrap();
+        let _open = answers.join().unwrap();
+        let store: Arc<dyn Store> = Arc::new(store);
+        let begun = Instant::now();
+        let found = find(&store, Duration::from_millis(300));
+        let Err(Failure::Store(error)) = found else {
+            panic!("{found:?}");
+        };
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(begun.elapsed() < HOUR / 2, "{:?}", begun.elapsed());
+    }
+}

@@ -24,6 +24,13 @@ pub(crate) struct Row {
     per_batch: u32,
 }
 
+impl Row {
+    /// Whether the cost of an observer is judged as a share of the work's time.
+    pub(crate) fn is_large(&self) -> bool {
+        !matches!(self.work, Work::AllReduce(bytes) if bytes < 1 << 20)
+    }
+}
+
 const fn all_reduce(name: &'static str, bytes: usize, batches: usize, per_batch: u32) -> Row {
     Row {
         name,

@@ -35,7 +35,8 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Nothing | Self::Again => "nothing",
+            Self::Nothing => "nothing",
+            Self::Again => "nothing again",
             Self::Top => "rcomm-top",
             Self::Web => "rcomm-web, polled",
             Self::Endpoint => "endpoint without pause",

@@ -430,5 +430,10 @@ def test_views_of_negatives_send_their_values(ranks):
         assert rank == 0 or received.tolist() == [-2.0, -4.0]
         dist.all_reduce(negatives, dist.ReduceOp.PRODUCT)
         assert negatives.tolist() == [4.0, 16.0]
+        # A view of one element is in row-major order whatever its stride is.
+        single = torch.tensor([1 + 2j]).conj().imag
+        assert single.is_neg() and single.is_contiguous()
+        dist.all_reduce(single)
+        assert single.tolist() == [-4.0]
 
     assert ranks(2, body).wait() == [0, 0]

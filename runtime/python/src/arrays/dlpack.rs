@@ -1,14 +1,21 @@
-//! Reads the array that a DLPack capsule describes, by the structures of `dlpack.h` 1.x.
+//! Reads the array that a DLPack capsule, or its library's table of functions, describes, by the structures of
+//! `dlpack.h` 1.x.
 
 use super::memory::Shape;
+use pyo3::ffi::PyObject;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 use rcomm::DType;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
 
 /// The name of a capsule that holds a [`Versioned`].
 const VERSIONED: &CStr = c"dltensor_versioned";
 /// The name of a capsule that holds an [`Unversioned`].
 const UNVERSIONED: &CStr = c"dltensor";
+/// The name of a capsule that holds an [`ExchangeTable`].
+const EXCHANGE: &CStr = c"dlpack_exchange_api";
 /// The newest major version whose structures are those of this file.
 const MAJOR: u32 = 1;
 /// The bit in [`Versioned::flags`] for memory that may not be written.
@@ -62,12 +69,71 @@ struct Unversioned {
     tensor: TensorView,
 }
 
-/// The array that a capsule describes.
-pub(super) struct View {
-    pub(super) address: usize,
-    pub(super) dtype: DType,
-    pub(super) shape: Shape,
+/// `DLPackDLTensorFromPyObjectNoSync`.
+type ReadTensor = unsafe extern "C" fn(*mut PyObject, *mut TensorView) -> c_int;
+
+/// `DLPackExchangeAPI` up to the function that is used here.
+#[repr(C)]
+struct ExchangeTable {
+    major: u32,
+    minor: u32,
+    older: *const c_void,
+    allocate: *const c_void,
+    export: *const c_void,
+    import: *const c_void,
+    read: Option<ReadTensor>,
+}
+
+/// The array that a capsule or a table of functions describes.
+pub(crate) struct View {
+    pub(crate) address: usize,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
     pub(super) is_read_only: bool,
+}
+
+/// The function by which a library describes its arrays of one type without making an object.
+pub(crate) struct Exchange {
+    kind: Py<PyType>,
+    read: ReadTensor,
+}
+
+impl Exchange {
+    /// The function for arrays of this type; `None` if its library has none, or one of an unknown version.
+    pub(crate) fn of(kind: &Bound<'_, PyType>) -> Option<Self> {
+        let capsule = kind.getattr(intern!(kind.py(), "__dlpack_c_exchange_api__"));
+        let table = content(&capsule.ok()?, EXCHANGE).cast::<ExchangeTable>();
+        // SAFETY: a capsule with this name points to a structure that lives as long as the process and begins with the
+        // version, whichever that is.
+        if table.is_null() || unsafe { (*table).major } != MAJOR {
+            return None;
+        }
+        // SAFETY: as above, and in this version all fields are where this file has them.
+        let read = unsafe { (*table).read }?;
+        Some(Self {
+            kind: kind.clone().unbind(),
+            read,
+        })
+    }
+
+    /// Describes an array; `None` if rcomm cannot use its memory as it is, or if the array is not exactly of this type:
+    /// a derived type may have no memory, or another meaning of it.
+    #[inline]
+    pub(crate) fn view(&self, array: &Bound<'_, PyAny>) -> Option<View> {
+        if !array.get_type().is(&self.kind) {
+            return None;
+        }
+        let mut view = MaybeUninit::uninit();
+        // SAFETY: the interpreter is held, and the array is of the type of which the function was read.
+        if unsafe { (self.read)(array.as_ptr(), view.as_mut_ptr()) } != 0 {
+            // The caller finds out what is wrong with the array.
+            drop(PyErr::take(array.py()));
+            return None;
+        }
+        // SAFETY: the function has succeeded, so it has filled the structure, whose lists are as long as it says until
+        // the array changes. Nothing changes it before this returns.
+        unsafe { describe(&view.assume_init(), false) }.ok()
+    }
 }
 
 /// Reads a capsule, which keeps the array's memory and the structures that describe it for as long as it lives. This
@@ -76,18 +142,7 @@ pub(super) struct View {
 /// # Errors
 /// The end of a sentence that begins with "this array" and says why rcomm cannot use the array.
 pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
-    let pointer = capsule.as_ptr();
-    let holds = |name: &CStr| {
-        // SAFETY: the interpreter is held; any object may be passed. For a capsule with this name the pointer is
-        // not NULL.
-        unsafe {
-            match pyo3::ffi::PyCapsule_IsValid(pointer, name.as_ptr()) {
-                1 => pyo3::ffi::PyCapsule_GetPointer(pointer, name.as_ptr()),
-                _ => std::ptr::null_mut(),
-            }
-        }
-    };
-    let versioned = holds(VERSIONED).cast::<Versioned>();
+    let versioned = content(capsule, VERSIONED).cast::<Versioned>();
     // SAFETY: a capsule with this name points to this structure, which lives as long as the capsule, and the capsule is
     // borrowed. The structure's first field is at the same place in all versions.
     if let Some(major) = unsafe { versioned.as_ref() }.map(|view| view.major) {
@@ -101,12 +156,24 @@ pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
         // SAFETY: the structure's lists are as long as it says.
         return unsafe { describe(&view.tensor, view.flags & READ_ONLY != 0) };
     }
-    let plain = holds(UNVERSIONED).cast::<Unversioned>();
+    let plain = content(capsule, UNVERSIONED).cast::<Unversioned>();
     // SAFETY: a capsule with this name points to this structure, which lives as long as the capsule.
     match unsafe { plain.as_ref() } {
         // SAFETY: the structure's lists are as long as it says.
         Some(view) => unsafe { describe(&view.tensor, false) },
         None => Err("gave no capsule of DLPack".to_owned()),
+    }
+}
+
+/// What a capsule with this name points to; NULL if the object is none.
+fn content(capsule: &Bound<'_, PyAny>, name: &CStr) -> *mut c_void {
+    let pointer = capsule.as_ptr();
+    // SAFETY: the interpreter is held; any object may be passed. For a capsule with this name the pointer is not NULL.
+    unsafe {
+        match pyo3::ffi::PyCapsule_IsValid(pointer, name.as_ptr()) {
+            1 => pyo3::ffi::PyCapsule_GetPointer(pointer, name.as_ptr()),
+            _ => std::ptr::null_mut(),
+        }
     }
 }
 

@@ -14,6 +14,9 @@ use std::sync::Arc;
 /// The most dimensions of an array whose extents are kept; arrays of more dimensions are recorded as flat.
 const MAX_DIMENSIONS: usize = 8;
 
+/// `numpy.ndarray`, once it was looked up.
+static NUMPY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
 /// The arguments of `__dlpack__` that request a versioned capsule, which states whether its memory may be written.
 static VERSIONED: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
@@ -22,14 +25,14 @@ static MUTABLE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// An array's extents.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     known: [u64; MAX_DIMENSIONS],
     dimensions: usize,
-    elements: usize,
+    pub(crate) elements: usize,
 }
 
 impl Shape {
-    pub(super) fn of(extents: impl Iterator<Item = u64>) -> Self {
+    pub(crate) fn of(extents: impl Iterator<Item = u64>) -> Self {
         let mut read = Self {
             known: [0; MAX_DIMENSIONS],
             dimensions: 0,
@@ -47,13 +50,13 @@ impl Shape {
     }
 
     /// The extents; `None` if there are more than [`MAX_DIMENSIONS`].
-    pub(super) fn extents(&self) -> Option<&[u64]> {
+    pub(crate) fn extents(&self) -> Option<&[u64]> {
         self.known.get(..self.dimensions)
     }
 
     /// How many rows (the extent of the first dimension) there are, and how many elements a row has. An array without
     /// dimensions is one row of one element.
-    pub(super) fn rows(&self) -> (usize, usize) {
+    pub(crate) fn rows(&self) -> (usize, usize) {
         match self.dimensions {
             0 => (1, 1),
             _ => {
@@ -211,6 +214,13 @@ impl Memory {
 /// `rcomm.InvalidArgument` if the array's library refuses to make one.
 fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = array.py();
+    // NumPy gives a capsule without a version in a third of the time, and refuses that for memory that may only be
+    // read.
+    if is_numpy(array)?
+        && let Ok(capsule) = array.call_method0(intern!(py, "__dlpack__"))
+    {
+        return Ok(Some(capsule));
+    }
     let Some(export) = array.getattr_opt(intern!(py, "__dlpack__"))? else {
         return Ok(None);
     };
@@ -234,6 +244,25 @@ fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAn
         refused.set_cause(py, Some(error));
         refused
     })
+}
+
+/// Whether the array is exactly a `numpy.ndarray`. Does not import NumPy.
+fn is_numpy(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = array.py();
+    if let Some(known) = NUMPY.get(py) {
+        return Ok(array.get_type().is(known.bind(py)));
+    }
+    let modules = py.import(intern!(py, "sys"))?.getattr("modules")?;
+    let Ok(numpy) = modules.get_item(intern!(py, "numpy")) else {
+        return Ok(false);
+    };
+    let Ok(kind) = numpy.getattr(intern!(py, "ndarray")) else {
+        return Ok(false);
+    };
+    let kind = kind.cast_into::<PyType>()?;
+    Ok(array
+        .get_type()
+        .is(NUMPY.get_or_init(py, || kind.unbind()).bind(py)))
 }
 
 /// Whether the array is one of JAX: its memory must not be written, even if its capsule does not state that.

@@ -16,11 +16,11 @@
 //! | `dlpack` | DLPack's structures |
 //! | `errors` | the core's errors as Python's exceptions |
 
-mod dlpack;
+pub(crate) mod dlpack;
 pub(crate) mod errors;
 pub(crate) mod group;
 mod issue;
-mod memory;
+pub(crate) mod memory;
 mod objects;
 mod parts;
 pub(crate) mod work;

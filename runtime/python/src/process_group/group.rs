@@ -82,14 +82,16 @@ impl Group {
         let options = Options::read(opts)?.within(timeout)?;
         let reduce_op = reduction(opts, op)?;
         let tensor = lone(tensors)?;
-        if !is_strided(&tensor).unwrap_or(true) {
-            let sparse = py.import(intern!(py, "rcomm._sparse"))?;
-            let arguments = (slf, &tensor, reduce_op.op.name());
-            let reduced = sparse.call_method1(intern!(py, "all_reduce"), arguments);
-            return reduced.map(Bound::unbind);
-        }
         let mut memory = group.tensors(py);
-        let buffer = memory.buffer(&tensor, Use::ReadWrite)?;
+        let buffer = match memory.buffer(&tensor, Use::ReadWrite) {
+            Err(_) if !is_strided(&tensor).unwrap_or(true) => {
+                let sparse = py.import(intern!(py, "rcomm._sparse"))?;
+                let arguments = (slf, &tensor, reduce_op.op.name());
+                let reduced = sparse.call_method1(intern!(py, "all_reduce"), arguments);
+                return reduced.map(Bound::unbind);
+            }
+            buffer => buffer?,
+        };
         let op = Op::AllReduce {
             buffer,
             op: reduce_op,

@@ -1,17 +1,20 @@
 //! PyTorch's tensors as buffers: their memory, their element types, and which tensors are refused.
 
+use crate::arrays::dlpack::{Exchange, View};
+use crate::arrays::memory::Shape;
 use crate::tensors::Types;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyString, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple, PyType};
 use rcomm::{Access, Buffer, DType, Device};
+use smallvec::SmallVec;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The most dimensions of a tensor whose extents are kept; tensors of more dimensions are recorded as flat.
-const MAX_DIMENSIONS: usize = 8;
+/// The function that describes objects of `torch.Tensor`; `None` if this version of PyTorch has none.
+static EXCHANGE: PyOnceLock<Option<Exchange>> = PyOnceLock::new();
 
 /// `torch.strided`, the layout of dense tensors.
 static STRIDED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -53,21 +56,55 @@ impl<'py, 't> Tensors<'py, 't> {
         tensor: &Bound<'py, PyAny>,
         usage: Use,
     ) -> PyResult<Buffer<'static>> {
+        if let Some(view) = self.view(tensor)? {
+            return Self::of_memory(tensor, view.address, view.dtype, &view.shape, usage);
+        }
         let py = self.py;
         let dtype = self.check(tensor)?;
         let in_order = tensor.call_method0(intern!(py, "is_contiguous"))?;
-        let is_complex = matches!(dtype, DType::Complex64 | DType::Complex128);
-        let is_plain = in_order.is_truthy()?
-            && !(is_complex && is_set(tensor, intern!(py, "is_conj"))?)
-            && !is_set(tensor, intern!(py, "is_neg"))?;
+        let is_plain = in_order.is_truthy()? && !self.is_lazy(tensor, dtype)?;
         let copy = if is_plain {
             None
         } else {
             Some(self.row_major_copy(tensor, usage)?)
         };
         let memory = copy.as_ref().unwrap_or(tensor);
-        let shape = Shape::of(memory)?;
         let address: usize = memory.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Self::of_memory(memory, address, dtype, &shape_of(memory)?, usage)
+    }
+
+    /// Describes a tensor whose memory holds its elements in row-major order, without reading its attributes one by
+    /// one; `None` for any other tensor.
+    fn view(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Option<View>> {
+        let py = self.py;
+        let exchange = EXCHANGE.get_or_try_init(py, || {
+            let torch = py.import(intern!(py, "torch"))?;
+            let kind = torch.getattr(intern!(py, "Tensor"))?;
+            Ok::<_, PyErr>(Exchange::of(&kind.cast_into::<PyType>()?))
+        })?;
+        let view = exchange.as_ref().and_then(|exchange| exchange.view(tensor));
+        match view {
+            Some(view) if !self.is_lazy(tensor, view.dtype)? => Ok(Some(view)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether the tensor is a view whose elements are the conjugates or the negatives of what is in memory.
+    fn is_lazy(&self, tensor: &Bound<'py, PyAny>, dtype: DType) -> PyResult<bool> {
+        let py = self.py;
+        let is_complex = matches!(dtype, DType::Complex64 | DType::Complex128);
+        Ok((is_complex && is_set(tensor, intern!(py, "is_conj"))?)
+            || is_set(tensor, intern!(py, "is_neg"))?)
+    }
+
+    /// The buffer of a tensor's memory: `shape.elements` elements at `address`.
+    fn of_memory(
+        tensor: &Bound<'py, PyAny>,
+        address: usize,
+        dtype: DType,
+        shape: &Shape,
+        usage: Use,
+    ) -> PyResult<Buffer<'static>> {
         let access = match usage {
             Use::Read => Access::Read,
             Use::Write | Use::ReadWrite => Access::Write,
@@ -75,12 +112,12 @@ impl<'py, 't> Tensors<'py, 't> {
         if address == 0 && shape.elements > 0 {
             return Err(without_memory(tensor));
         }
-        let owner = Arc::new(memory.clone().unbind());
+        let owner = Arc::new(tensor.clone().unbind());
         let data = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
-        // SAFETY: PyTorch keeps `numel` elements of this type at `data_ptr` for as long as the tensor lives, which
+        // SAFETY: PyTorch keeps these elements of this type at this address for as long as the tensor lives, which
         // `owner` makes sure of; without elements, no memory is used. It is plain host memory in row-major order
-        // (checked). torch.distributed requires of its callers that nothing else uses the memory until the operation
-        // has ended.
+        // (checked by the callers). torch.distributed requires of its callers that nothing else uses the memory until
+        // the operation has ended.
         let buffer =
             unsafe { Buffer::from_raw(data, shape.elements, dtype, Device::Cpu, access, owner) };
         let buffer = buffer.map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -259,48 +296,14 @@ fn extent(buffer: &Buffer<'_>) -> (usize, usize) {
     (start, start + buffer.size_bytes())
 }
 
-/// A tensor's extents.
-struct Shape {
-    known: [u64; MAX_DIMENSIONS],
-    dimensions: usize,
-    elements: usize,
-}
-
-impl Shape {
-    fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let shape = tensor.getattr(intern!(tensor.py(), "shape"))?;
-        let mut read = Self {
-            known: [0; MAX_DIMENSIONS],
-            dimensions: 0,
-            elements: 1,
-        };
-        for extent in shape.cast::<PyTuple>()?.iter() {
-            let extent: usize = extent.extract()?;
-            if let Some(place) = read.known.get_mut(read.dimensions) {
-                *place = extent as u64;
-            }
-            read.dimensions += 1;
-            read.elements = read.elements.saturating_mul(extent);
-        }
-        Ok(read)
-    }
-
-    fn extents(&self) -> Option<&[u64]> {
-        self.known.get(..self.dimensions)
-    }
-}
-
-/// How many rows (the extent of the first dimension) a tensor has, and how many elements a row has. A tensor without
-/// dimensions is one row of one element.
-fn rows(tensor: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
-    let shape = Shape::of(tensor)?;
-    match shape.dimensions {
-        0 => Ok((1, 1)),
-        _ => {
-            let rows = shape.known[0] as usize;
-            Ok((rows, shape.elements.checked_div(rows).unwrap_or(0)))
-        }
-    }
+/// The tensor's shape.
+fn shape_of(tensor: &Bound<'_, PyAny>) -> PyResult<Shape> {
+    let shape = tensor.getattr(intern!(tensor.py(), "shape"))?;
+    let extents = shape.cast::<PyTuple>()?.iter();
+    let extents: SmallVec<[u64; 8]> = extents
+        .map(|extent| extent.extract())
+        .collect::<PyResult<_>>()?;
+    Ok(Shape::of(extents.into_iter()))
 }
 
 /// Converts splits in rows to splits in elements; equal splits if none are given.
@@ -309,7 +312,7 @@ pub(crate) fn elements(
     splits: &[i64],
     ranks: usize,
 ) -> PyResult<Vec<usize>> {
-    let (row_count, row_len) = rows(tensor)?;
+    let (row_count, row_len) = shape_of(tensor)?.rows();
     if splits.is_empty() {
         return Ok(vec![row_count / ranks.max(1) * row_len; ranks]);
     }

@@ -38,3 +38,29 @@ fn a_rank_that_waits_for_a_second_leaves_its_processor_to_others() {
         assert!(cost < LATE / 4, "{size} ranks over {wiring:?}: {cost:?}");
     }
 }
+
+/// How many barriers the ranks run on one processor.
+const BARRIERS: u32 = 400;
+
+#[test]
+fn ranks_on_one_processor_do_not_poll_while_the_other_needs_it() {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|&number| allowed.is_set(number));
+    let costs = world(2, Wiring::Shm, |rig: &Rig| {
+        // The ranks count a processor for each of them first, as where the system moves them to one later.
+        rig.run(Op::Barrier).unwrap();
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(first.unwrap());
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        rig.run(Op::Barrier).unwrap();
+        let before = processor_time();
+        for _ in 0..BARRIERS {
+            rig.run(Op::Barrier).unwrap();
+        }
+        (processor_time() - before) / BARRIERS
+    });
+    eprintln!("{costs:?} a barrier");
+    // A rank that polls waits in every second barrier, for 50 us: 25 on average.
+    let most = Duration::from_micros(20);
+    assert!(costs.iter().all(|cost| *cost < most), "{costs:?}");
+}

@@ -2,8 +2,10 @@
 //!
 //! A waiter polls for about as long as a wake-up takes. If ranks outnumber cores, the peer may need this core, so the
 //! waiter yields between polls, and polls for longer. While yields take long, it polls only briefly and does not yield
-//! ([`yielding`]). Then it sleeps; if the caller has announced a long wait, it sleeps at once. It sleeps for at most ten
-//! milliseconds at a time, so that it soon detects a stop, a deadline or a dead peer even without a wake-up.
+//! ([`yielding`]). Then it sleeps; if the caller has announced a long wait, it sleeps at once. If the peer runs on the
+//! waiter's own processor, it sleeps after a few polls: where other programs use the processors, the system often keeps
+//! two ranks on one of them although there is one for each. It sleeps for at most ten milliseconds at a time, so that
+//! it soon detects a stop, a deadline or a dead peer even without a wake-up.
 
 mod failure;
 pub(crate) mod processors;
@@ -173,6 +175,16 @@ impl<'a> WaitPolicy<'a> {
     /// should end now, which a rank with a core to itself checks only every [`POLLS_PER_CHECK`] polls.
     #[inline]
     pub(crate) fn pause(&mut self) -> Result<Pause, Interrupted> {
+        self.pause_beside(|| false)
+    }
+
+    /// Does what [`pause`](Self::pause) does, but a rank with a core to itself sleeps after a few polls if `is_here`
+    /// says that the peer runs on this thread's processor. Calls `is_here` only when it reads the clock.
+    #[inline]
+    pub(crate) fn pause_beside(
+        &mut self,
+        is_here: impl FnOnce() -> bool,
+    ) -> Result<Pause, Interrupted> {
         self.polls += 1;
         if self.wait_mode == WaitMode::CorePerRank && !self.polls.is_multiple_of(POLLS_PER_CHECK) {
             // The hint takes about half as long as a load of another core's memory.
@@ -181,7 +193,7 @@ impl<'a> WaitPolicy<'a> {
             }
             return Ok(Pause::Poll);
         }
-        self.check_and_pause()
+        self.check_and_pause(is_here)
     }
 
     /// How long this wait has polled without success; zero until it has read the clock for the first time.
@@ -208,9 +220,9 @@ impl<'a> WaitPolicy<'a> {
         Ok(())
     }
 
-    /// Does what [`pause`](Self::pause) does when it reads the clock.
+    /// Does what [`pause_beside`](Self::pause_beside) does when it reads the clock.
     #[cold]
-    fn check_and_pause(&mut self) -> Result<Pause, Interrupted> {
+    fn check_and_pause(&mut self, is_here: impl FnOnce() -> bool) -> Result<Pause, Interrupted> {
         if let Some(reason) = self.stop.reason() {
             return Err(Interrupted::Stopped(reason));
         }
@@ -223,6 +235,7 @@ impl<'a> WaitPolicy<'a> {
         }
         let idle = now - since;
         let (limit, yields) = match self.wait_mode {
+            WaitMode::CorePerRank if is_here() => (Duration::ZERO, false),
             WaitMode::CorePerRank => (SPIN, false),
             WaitMode::Oversubscribed if yielding::takes_too_long() => (SHORT_SPIN, false),
             WaitMode::Oversubscribed => (YIELD, true),
@@ -273,6 +286,19 @@ mod tests {
         }
         assert!(has_polled && has_slept);
         assert!(Instant::now() >= deadline);
+    }
+
+    #[test]
+    fn a_waiter_sleeps_soon_if_its_peer_runs_on_the_same_processor() {
+        let stop = Stop::default();
+        let deadline = Deadline::In(Duration::MAX);
+        let polls = |is_here: bool| {
+            let mut policy = WaitPolicy::new(&stop, deadline, WaitMode::CorePerRank);
+            let pauses = std::iter::repeat_with(|| policy.pause_beside(|| is_here).unwrap());
+            pauses.take_while(|pause| *pause == Pause::Poll).count()
+        };
+        assert!(polls(true) < POLLS_PER_CHECK as usize);
+        assert!(polls(false) >= POLLS_PER_CHECK as usize);
     }
 
     #[test]

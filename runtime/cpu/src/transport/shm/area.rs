@@ -9,8 +9,8 @@ pub(super) fn align(len: usize, to: usize) -> usize {
     len.div_ceil(to) * to
 }
 
-/// Bytes from the start of one rank's control words (two lines, `sleepers`, `left` with the ranks for which it had
-/// waited, and for the first rank the group's outcome) to the next rank's.
+/// Bytes from the start of one rank's control words (two lines, `sleepers` with `processor`, `left` with the ranks for
+/// which it had waited, and for the first rank the group's outcome) to the next rank's.
 pub(super) const CONTROL: usize = 512;
 /// Bytes from one line of a rank to the next, and the alignment of slots: two cache lines, since
 /// processors fetch cache lines in pairs. Lines are described in the documentation of [`shm`](super).

@@ -138,6 +138,23 @@ impl ShmExchange {
         self.area.word(rank * CONTROL + 2 * LINE)
     }
 
+    /// One more than the number of the processor on which `rank` ran when it last waited for long or woke a sleeper;
+    /// zero if it has done neither. It may have moved since, which costs its peer a sleep at most.
+    fn processor(&self, rank: usize) -> &AtomicU32 {
+        self.area.word(rank * CONTROL + 2 * LINE + 4)
+    }
+
+    /// Notes the processor on which this thread runs; returns it as [`processor`](Self::processor) has it.
+    #[cold]
+    fn note_processor(&self) -> u32 {
+        let now = rustix::thread::sched_getcpu() as u32 + 1;
+        let noted = self.processor(self.rank);
+        if noted.load(Ordering::Relaxed) != now {
+            noted.store(now, Ordering::Relaxed);
+        }
+        now
+    }
+
     /// Not zero once `rank` has left the group. The words after it are those of [`CloseGuard`].
     fn left(&self, rank: usize) -> &AtomicU32 {
         self.area.word(rank * CONTROL + 3 * LINE)
@@ -391,6 +408,7 @@ impl ShmExchange {
         let flag = self.area.word(line);
         flag.store(self.phase, Ordering::Release);
         if self.sleepers(self.rank).load(Ordering::Relaxed) > 0 {
+            self.note_processor();
             wake(flag);
         }
     }
@@ -422,7 +440,8 @@ impl ShmExchange {
                 policy.refresh();
                 return Ok(self.area.long(line + 8).load(Ordering::Relaxed));
             }
-            match policy.pause() {
+            let is_here = || self.note_processor() == self.processor(rank).load(Ordering::Relaxed);
+            match policy.pause_beside(is_here) {
                 Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => self.sleep(rank, flag, seen, time)?,
                 Err(Interrupted::TimedOut) => return Err(ShmExchangeError::Late(rank)),

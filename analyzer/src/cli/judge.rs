@@ -6,9 +6,11 @@ use crate::cli::failure::Failure;
 use crate::cli::progress::Meter;
 use rcomm_analyzer::load::{self, LoadOptions, Loaded, LoadedDump, Progress, Spare};
 use rcomm_analyzer::redact::Redactor;
+use rcomm_analyzer::source::RankProcess;
 use rcomm_analyzer::{Analysis, Code, Policy, Problem, Report, Threads, Unread, logs, ras, stacks};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, LaunchRecord};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -150,6 +152,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     ras::join(&mut report, loaded.ras.iter().map(|(_, report)| report));
     logs::join(&mut report, &loaded.logs);
     stacks::join(&mut report, &loaded.stacks);
+    name_stack_commands(&mut report);
     let set_aside_paths: HashSet<&str> = report
         .problems
         .iter()
@@ -163,6 +166,36 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         from_archive: loaded.has_manifest,
         report,
     })
+}
+
+/// Adds the command that takes a rank's stack to findings that ask for it, where the rank's process is on this node.
+fn name_stack_commands(report: &mut Report) {
+    if report
+        .findings
+        .iter()
+        .all(|finding| finding.rank_of_stack().is_none())
+    {
+        return;
+    }
+    let processes = RankProcess::list();
+    let here = this_host();
+    let on_node = report.ranks.iter().filter(|rank| rank.host == here);
+    let recorded: HashSet<(Rank, u32)> = on_node.map(|rank| (rank.rank, rank.pid)).collect();
+    // Another process may have got the number of one that has ended.
+    let runs = processes
+        .iter()
+        .map(|process| (process.launched.rank, process.pid));
+    let running: BTreeMap<Rank, u32> = runs.filter(|process| recorded.contains(process)).collect();
+    stacks::name_commands(report, |rank| running.get(&rank).copied());
+}
+
+/// The name of this host; `localhost` if it has none.
+pub(super) fn this_host() -> String {
+    let name = rustix::system::uname();
+    match name.nodename().to_str() {
+        Ok(name) if !name.is_empty() => name.to_owned(),
+        _ => "localhost".to_owned(),
+    }
 }
 
 /// Replaces the names in problems, and leaves out logs, stacks and RAS reports, which can hold names of any form.

@@ -16,7 +16,7 @@
 
 use rcomm_recorder::model::{Frame, Rank};
 use rcomm_verdict::{Finding, FrameRef, Place, Report};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// At most this many Python frames of one file are read.
@@ -209,6 +209,30 @@ fn read_frame(line: &str) -> Option<Frame> {
     })
 }
 
+/// The shell command that prints the stacks of this process of this node.
+pub fn command(pid: u32, is_python: bool) -> String {
+    match is_python {
+        true => format!("py-spy dump --pid {pid}"),
+        false => format!("gdb -p {pid} -batch -ex 'thread apply all bt'"),
+    }
+}
+
+/// Adds the command that takes a stack to those findings that ask for one. `pid_of` gives the process of a rank, if it
+/// runs on this node.
+pub fn name_commands(report: &mut Report, pid_of: impl Fn(Rank) -> Option<u32>) {
+    for finding in &mut report.findings {
+        if let Some(rank) = finding.rank_of_stack()
+            && let Some(pid) = pid_of(rank)
+        {
+            let mut frames = finding.frames.iter();
+            let is_python =
+                frames.any(|frame| frame.rank == rank && frame.filename.ends_with(".py"));
+            let (ask, command) = (Finding::TAKE_STACK, command(pid, is_python));
+            finding.next = finding.next.replacen(ask, &format!("{ask} ({command})"), 1);
+        }
+    }
+}
+
 /// Adds the places of the ranks to the report.
 ///
 /// Puts the stacks of the ranks at fault before the other frames of each finding: Python frames have `now` in
@@ -249,17 +273,24 @@ pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     }
 }
 
-/// Where the ranks of these stacks are, the place with the fewest ranks first: it is the likeliest to matter.
+/// Where the ranks of these stacks are, the place with the fewest ranks first: it is the likeliest to matter. Of a rank
+/// without a Python stack, the innermost frame of its native stack is the place.
 pub fn places(stacks: &[RankStacks]) -> Vec<Place> {
-    let mut ranks_at: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
-    let placed = |stacks: &RankStacks| Some((stacks.rank, stacks.place()?));
-    for (rank, place) in stacks.iter().filter_map(placed) {
-        ranks_at.entry(place).or_default().push(rank);
+    let in_python = stacks.iter().filter(|stacks| stacks.place().is_some());
+    let in_python: BTreeSet<Rank> = in_python.map(|stacks| stacks.rank).collect();
+    let mut ranks_at: BTreeMap<String, BTreeSet<Rank>> = BTreeMap::new();
+    for stacks in stacks {
+        let native = || match in_python.contains(&stacks.rank) {
+            true => None,
+            false => stacks.native.first().map(ToString::to_string),
+        };
+        if let Some(place) = stacks.place().or_else(native) {
+            ranks_at.entry(place).or_default().insert(stacks.rank);
+        }
     }
-    let place = |(place, mut ranks): (String, Vec<Rank>)| {
-        ranks.sort_unstable();
-        ranks.dedup();
-        Place { ranks, place }
+    let place = |(place, ranks): (String, BTreeSet<Rank>)| Place {
+        ranks: ranks.into_iter().collect(),
+        place,
     };
     let mut places: Vec<Place> = ranks_at.into_iter().map(place).collect();
     places.sort_by_key(|place| place.ranks.len());
@@ -306,6 +337,46 @@ mod tests {
         assert_eq!(
             next(1),
             "look at rank 2: read its stack, which is in this report"
+        );
+    }
+
+    #[test]
+    fn the_command_is_named_for_the_rank_whose_stack_is_asked_for() {
+        let mut report = analyze::<Dump>(&[], &Policy::default());
+        let take = Finding::TAKE_STACK;
+        for next in [
+            format!(
+                "look at what rank 12, process 7 on host n0, does after f (a.py:3): {take}; its last"
+            ),
+            format!("look at what rank 1 does: {take}"),
+            format!("ask rank 12: {take}"),
+            "look at what rank 12 does".to_owned(),
+        ] {
+            let mut finding = Finding::new(Code::E101, vec![1, 12], String::new());
+            finding.frames = vec![FrameRef {
+                rank: 12,
+                when: "last_seen".to_owned(),
+                name: "f".to_owned(),
+                filename: "a.py".to_owned(),
+                line: 3,
+            }];
+            finding.next = next;
+            report.findings.push(finding);
+        }
+        name_commands(&mut report, |rank| (rank == 12).then_some(4711));
+        let next = |at: usize| report.findings[at].next.as_str();
+        assert_eq!(
+            next(0),
+            "look at what rank 12, process 7 on host n0, does after f (a.py:3): take its stack (py-spy dump --pid \
+             4711); its last"
+        );
+        assert_eq!(next(1), "look at what rank 1 does: take its stack");
+        assert_eq!(next(2), "ask rank 12: take its stack");
+        assert_eq!(next(3), "look at what rank 12 does");
+        name_commands(&mut report, |rank| (rank == 1).then_some(7));
+        assert_eq!(
+            report.findings[1].next,
+            "look at what rank 1 does: take its stack (gdb -p 7 -batch -ex 'thread apply all bt')"
         );
     }
 

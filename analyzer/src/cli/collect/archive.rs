@@ -5,6 +5,7 @@
 use crate::cli::failure::Failure;
 use crate::cli::output::{self, is_stdout};
 use rcomm_analyzer::format::{bytes, count};
+use rcomm_analyzer::load::Absence;
 use rcomm_analyzer::redact::Redactor;
 use rcomm_recorder::publish::DumpReader;
 use serde::{Deserialize, Serialize};
@@ -50,47 +51,6 @@ pub(super) struct Member {
     pub(super) path: String,
     /// The size, bytes.
     pub(super) bytes: u64,
-}
-
-/// A file, folder, host or rank that is absent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Absence {
-    /// The host where it was expected; empty if unknown.
-    pub(super) host: String,
-    /// The file or folder; empty for a host or a rank.
-    #[serde(default)]
-    pub(super) path: String,
-    /// The rank without a record, if a rank is absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) rank: Option<u32>,
-    /// Why it is absent.
-    pub(super) reason: String,
-}
-
-impl Absence {
-    /// The absence as text for the user.
-    pub(super) fn format(&self) -> String {
-        match (self.rank, self.path.as_str()) {
-            (Some(rank), _) => format!("rank {rank}: {}", self.reason),
-            (None, "") => format!("host {}: {}", self.host, self.reason),
-            (None, path) => format!("{path} on {}: {}", self.host, self.reason),
-        }
-    }
-
-    /// A host without an archive.
-    pub(super) fn host(host: &str, reason: String) -> Self {
-        Self::path(host, "", reason)
-    }
-
-    /// A file or folder that is not there, cannot be read, or holds nothing to take.
-    pub(super) fn path(host: &str, path: &str, reason: String) -> Self {
-        Self {
-            host: host.to_owned(),
-            path: path.to_owned(),
-            rank: None,
-            reason,
-        }
-    }
 }
 
 impl Manifest {

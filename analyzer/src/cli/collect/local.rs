@@ -1,11 +1,12 @@
 //! Collects the records on this node: files, folders and rings.
 
 use super::super::rings;
-use super::archive::{Absence, Archive};
+use super::archive::Archive;
 use super::this_host;
 use crate::cli::args::{CollectArgs, RingPlace};
 use crate::cli::failure::Failure;
 use crate::cli::progress::Meter;
+use rcomm_analyzer::load::Absence;
 use rcomm_analyzer::load::walk;
 use rcomm_analyzer::ras::RasReport;
 use rcomm_analyzer::rsum;

@@ -12,13 +12,14 @@ mod remote;
 mod running;
 
 use super::analyze::layout;
-use super::judge::{Keep, judge};
+use super::judge::{Keep, judge, this_host};
 use super::{output, rings};
 use crate::cli::args::{AsOf, CollectArgs, JudgeArgs};
 use crate::cli::failure::Failure;
-use archive::{Absence, Archive};
+use archive::Archive;
 use rcomm_analyzer::Place;
 use rcomm_analyzer::format::{format_ranks, printable};
+use rcomm_analyzer::load::Absence;
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::redact::Redactor;
 use running::Asked;
@@ -71,25 +72,18 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
         let _ = writeln!(stderr, "{line}");
     }
     let _ = writeln!(stderr, "{}", manifest.format_summary(&args.output));
-    // At most 20 absences are printed; the manifest lists all.
-    for absence in manifest.absent.iter().take(20) {
-        let _ = writeln!(stderr, "absent: {}", printable(&absence.format()));
-    }
-    if let Some(rest) = manifest.absent.len().checked_sub(21) {
-        let _ = writeln!(stderr, "and {} more, named in the manifest", rest + 1);
-    }
-    for Place { ranks, place } in asked.places.iter().take(10) {
-        let _ = writeln!(
-            stderr,
-            "now: {} in {}",
-            format_ranks(ranks),
-            printable(place)
-        );
+    // The report names them, too.
+    if !args.analyze {
+        write_absences(&manifest.absent, &mut stderr);
+        for Place { ranks, place } in asked.places.iter().take(10) {
+            let ranks = format_ranks(ranks);
+            let _ = writeln!(stderr, "now: {ranks} in {}", printable(place));
+        }
     }
     for note in unfollowed.iter().chain(&asked.notes) {
         let _ = writeln!(stderr, "note: {}", printable(note));
     }
-    if args.analyze && !manifest.files.is_empty() {
+    if args.analyze {
         return analyze_archive(args, asks.then_some(&asked), color);
     }
     Ok(if manifest.files.is_empty() {
@@ -99,6 +93,17 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     } else {
         ExitCode::from(1)
     })
+}
+
+/// Writes what is not in the archive: at most 20 lines, one for each reason; the manifest lists all.
+fn write_absences(absent: &[Absence], out: &mut impl Write) {
+    let sentences = Absence::sentences(absent);
+    for sentence in sentences.iter().take(20) {
+        let _ = writeln!(out, "absent: {}", printable(sentence));
+    }
+    if let Some(rest) = sentences.len().checked_sub(21) {
+        let _ = writeln!(out, "and {} more, named in the manifest", rest + 1);
+    }
 }
 
 /// Judges the archive, prints the report, and returns the exit code of its verdict.
@@ -161,13 +166,4 @@ fn note_absent_ranks(
         });
     }
     Ok(culprits)
-}
-
-/// The name of this host; `localhost` if it has none.
-fn this_host() -> String {
-    let name = rustix::system::uname();
-    match name.nodename().to_str() {
-        Ok(name) if !name.is_empty() => name.to_owned(),
-        _ => "localhost".to_owned(),
-    }
 }

@@ -102,6 +102,13 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
     (text("the kernel", pid, &kernel(pid)), reasons)
 }
 
+/// Where the main thread waits, as the kernel shows it, in the form of [`take`]; `None` if it waits for nothing, or if
+/// the kernel does not show this to this user. Starts no program.
+pub(super) fn of_kernel(pid: u32) -> Option<String> {
+    let frames = kernel(pid);
+    (!frames.is_empty()).then(|| text("the kernel", pid, &frames))
+}
+
 /// The frames, innermost first, with a head that states the process and the program `by` which they were taken.
 fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
     let mut text = format!("{NATIVE_HEADER} {pid} by {by} (most recent call first):\n");

@@ -5,10 +5,11 @@
 //! answer is not an archive, becomes an absence.
 
 use super::archive::MANIFEST;
-use super::archive::{Absence, Archive, Manifest};
+use super::archive::{Archive, Manifest};
 use crate::cli::args::CollectArgs;
 use crate::cli::failure::Failure;
 use crate::cli::progress::Meter;
+use rcomm_analyzer::load::Absence;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek};

@@ -65,8 +65,12 @@ impl Asked {
         for process in at_fault.take(MAX_NATIVE_STACKS) {
             let rank = process.launched.rank;
             let (text, reasons) = native_stack::take(process.pid);
-            let path = PathBuf::from(format!("stacks/native_rank_{rank}.txt"));
-            archive.add(&this_host(), &path, now(), text.as_bytes())?;
+            archive.add(
+                &this_host(),
+                &native_stack_path(rank),
+                now(),
+                text.as_bytes(),
+            )?;
             let note = |reason| format!("native stack of rank {rank}: {reason}");
             self.notes.extend(reasons.into_iter().map(note));
         }
@@ -131,6 +135,9 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     ask_servers(args, &processes, deadline, &mut gathered, &mut asked)?;
     ask_for_files(args, &processes, deadline, &mut gathered, &mut asked)?;
     take_stacks(&processes, deadline, &mut gathered, &mut asked)?;
+    if gathered.records.is_empty() && !args.no_native_stack {
+        take_kernel_stacks(&processes, &mut gathered)?;
+    }
     drop(wait);
     for process in &processes {
         let rank = process.launched.rank;
@@ -389,6 +396,28 @@ fn take_stacks(
     Ok(())
 }
 
+/// Takes where in the kernel the processes without a Python stack wait. Needed where no rank has a record: a rank that
+/// waits elsewhere than all others is then the only sign.
+fn take_kernel_stacks(
+    processes: &[RankProcess],
+    gathered: &mut Gathered<'_>,
+) -> Result<(), Failure> {
+    for process in processes {
+        let rank = process.launched.rank;
+        if !gathered.stacks.contains(&rank)
+            && let Some(text) = native_stack::of_kernel(process.pid)
+        {
+            gathered.add_stack_at(rank, &native_stack_path(rank), &text)?;
+        }
+    }
+    Ok(())
+}
+
+/// The name of the file with a rank's native stack.
+fn native_stack_path(rank: Rank) -> PathBuf {
+    PathBuf::from(format!("stacks/native_rank_{rank}.txt"))
+}
+
 impl Gathered<'_> {
     fn add_dump(&mut self, rank: Rank, dump: &Dump, part: u8) -> Result<(), Failure> {
         self.records.insert(rank);
@@ -408,9 +437,13 @@ impl Gathered<'_> {
 
     fn add_stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
         self.stacks.insert(rank);
-        self.parsed_stacks.push(RankStacks::parse("", rank, text));
         let path = PathBuf::from(format!("stacks/rank_{rank}.txt"));
-        self.archive.add(&self.host, &path, now(), text.as_bytes())
+        self.add_stack_at(rank, &path, text)
+    }
+
+    fn add_stack_at(&mut self, rank: Rank, path: &Path, text: &str) -> Result<(), Failure> {
+        self.parsed_stacks.push(RankStacks::parse("", rank, text));
+        self.archive.add(&self.host, path, now(), text.as_bytes())
     }
 
     fn add_reason(&mut self, rank: Rank, reason: String) {

@@ -1,7 +1,8 @@
 //! Reads the manifest that `rcomm-fr collect` writes into an archive: what is absent, and how many ranks the job has.
+//! [`Absence`] is also the form in which that program writes it.
 
 use rcomm_verdict::format::{count, format_ranks};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// At most this many processes are listed for the ranks that are absent for one reason.
 const MOST_PROCESSES: usize = 8;
@@ -12,17 +13,22 @@ pub(super) struct Manifest {
     /// The number of ranks of the job; absent if it was not known.
     pub(super) world_size: Option<u32>,
     #[serde(default)]
-    absent: Vec<Absent>,
+    pub(super) absent: Vec<Absence>,
 }
 
-/// A rank's record, a file of a host, or all files of a host, that the archive does not have, and the reason.
-#[derive(Deserialize)]
-struct Absent {
-    host: String,
+/// A file, folder, host or rank that is not in an archive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Absence {
+    /// The host where it was expected; empty if unknown.
+    pub host: String,
+    /// The file or folder; empty for a host or a rank.
     #[serde(default)]
-    path: String,
-    rank: Option<u32>,
-    reason: String,
+    pub path: String,
+    /// The rank without a record, if a rank is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// Why it is absent.
+    pub reason: String,
 }
 
 impl Manifest {
@@ -34,15 +40,32 @@ impl Manifest {
             .starts_with("rcomm.capture/")
             .then_some(manifest)
     }
+}
+
+impl Absence {
+    /// A host without an archive.
+    pub fn host(host: &str, reason: String) -> Self {
+        Self::path(host, "", reason)
+    }
+
+    /// A file or folder that is not there, cannot be read, or holds nothing to take.
+    pub fn path(host: &str, path: &str, reason: String) -> Self {
+        Self {
+            host: host.to_owned(),
+            path: path.to_owned(),
+            rank: None,
+            reason,
+        }
+    }
 
     /// One sentence for each host and each file that is absent, and then one for each reason for which ranks are
-    /// absent. A sentence on ranks also has the states of at most [`MOST_PROCESSES`] of their processes, if the
-    /// manifest has them.
-    pub(super) fn sentences(&self) -> Vec<String> {
+    /// absent. A sentence on ranks also has the states of at most eight of their processes, if their reasons begin with
+    /// these.
+    pub fn sentences(absent: &[Self]) -> Vec<String> {
         let mut sentences = Vec::new();
         // The reasons in the order of their first rank, with the ranks and the states of their processes.
         let mut by_reason: Vec<(&str, Vec<(u32, &str)>)> = Vec::new();
-        for absent in &self.absent {
+        for absent in absent {
             let (host, reason) = (&absent.host, absent.reason.as_str());
             match (absent.rank, absent.path.as_str()) {
                 (Some(rank), _) => {
@@ -91,28 +114,22 @@ mod tests {
 
     #[test]
     fn a_reason_that_several_ranks_have_is_stated_once() {
-        let absent = |rank: u32, reason: &str| Absent {
+        let absent = |(rank, reason): (u32, &str)| Absence {
             host: String::new(),
             path: String::new(),
             rank: Some(rank),
             reason: reason.to_owned(),
         };
-        let manifest = Manifest {
-            schema: "rcomm.capture/1".to_owned(),
-            world_size: None,
-            absent: vec![
-                absent(
-                    0,
-                    "process 7 is alive: it sleeps; no worker server; no pipe",
-                ),
-                absent(1, "process 8 has ended; no worker server; no pipe"),
-                absent(2, "process 9 is alive: it runs; no pipe"),
-                absent(3, "no record"),
-                absent(4, "no record"),
-            ],
-        };
+        let reasons = [
+            "process 7 is alive: it sleeps; no worker server; no pipe",
+            "process 8 has ended; no worker server; no pipe",
+            "process 9 is alive: it runs; no pipe",
+            "no record",
+            "no record",
+        ];
+        let absent: Vec<Absence> = (0..).zip(reasons).map(absent).collect();
         assert_eq!(
-            manifest.sentences(),
+            Absence::sentences(&absent),
             [
                 "ranks 0 and 1: no worker server; no pipe; rank 0: process 7 is alive: it sleeps; rank 1: process 8 \
                  has ended",

@@ -22,6 +22,7 @@ mod zstd;
 pub use super::loaded::{Loaded, LoadedDump};
 pub use find::FindError;
 pub use follow::{Change, Follower, FollowerPoll};
+pub use manifest::Absence;
 pub use walk::{Unsearched, walk};
 
 use crate::input::inspector;

@@ -2,7 +2,7 @@
 //! an archive.
 
 use super::find::InputFile;
-use super::manifest::Manifest;
+use super::manifest::{Absence, Manifest};
 use super::sums::{LARGE_FILE, Sums};
 use super::zstd::Frames;
 use super::{KEPT_BYTES, Output, Worker, rank_name};
@@ -388,7 +388,7 @@ fn plain(
     if name.ends_with(":manifest.json")
         && let Some(manifest) = Manifest::parse(&worker.buffer)
     {
-        for absence in manifest.sentences() {
+        for absence in Absence::sentences(&manifest.absent) {
             let sentence = format!("not in the archive: {absence}");
             worker.problem(Problem::unreadable_dump(name, sentence));
         }

@@ -310,3 +310,52 @@ fn an_archive_of_stacks_without_records_shows_where_the_ranks_are() {
     let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(report["now"][0]["ranks"], serde_json::json!([2]));
 }
+
+#[test]
+fn ranks_without_records_have_a_verdict_their_common_reason_and_the_place_where_one_waits_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = format!("bare-{}", std::process::id());
+    let mut ranks = Vec::from([0, 1, 3].map(|rank| start_rank(rank, &job, dir.path(), false)));
+    // This one waits in a read.
+    let mut reads = Command::new("cat");
+    as_rank(&mut reads, 2, &job, dir.path());
+    ranks.push(Rank(reads.stdin(Stdio::piped()).spawn().unwrap()));
+    let waits_in = |rank: &Rank| {
+        fs::read_to_string(format!("/proc/{}/wchan", rank.0.id())).unwrap_or_default()
+    };
+    let deadline = Instant::now() + DEADLINE;
+    while ranks.iter().any(|rank| waits_in(rank) == "0") && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let shows_waits = ranks
+        .iter()
+        .all(|rank| !matches!(waits_in(rank).as_str(), "" | "0"));
+    let archive = dir.path().join("job.rcap");
+    let ask = |more: &[&str]| {
+        let mut command = rcomm_fr(&["collect", "--ask", "--job", &job, "--wait", "1ms", "-o"]);
+        // No py-spy is in this folder.
+        command.arg(&archive).args(more).env("PATH", dir.path());
+        finish(command)
+    };
+    let unset = "it was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
+    let gathered = ask(&[]).stderr;
+    assert_eq!(gathered.matches("absent: ").count(), 1, "{gathered}");
+    assert_eq!(gathered.matches(unset).count(), 1, "{gathered}");
+    assert!(gathered.contains("absent: ranks 0-3: "), "{gathered}");
+    let judged = ask(&["--analyze"]);
+    assert_eq!(judged.code, Some(2), "{judged:?}");
+    // The report has the reason, so standard error does not repeat it.
+    assert!(!judged.stderr.contains(unset), "{judged:?}");
+    let words: Vec<&str> = judged.stdout.split_whitespace().collect();
+    let text = words.join(" ");
+    assert!(
+        text.starts_with("INCONCLUSIVE no record of any rank"),
+        "{text}"
+    );
+    assert_eq!(text.matches(unset).count(), 1, "{text}");
+    assert!(!shows_waits || text.contains("now rank 2 in "), "{text}");
+    assert!(
+        !shows_waits || text.contains("now ranks 0,1,3 in "),
+        "{text}"
+    );
+}

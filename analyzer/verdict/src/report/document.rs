@@ -35,8 +35,8 @@ pub struct Report {
     /// The stacks of all ranks' newest calls, merged from the outermost frame inward.
     #[serde(default)]
     pub stacks: Vec<StackNode>,
-    /// Where ranks were when their Python stacks were taken, from files with stacks: the place with the fewest ranks
-    /// first.
+    /// Where ranks were when their stacks were taken, from files with stacks: the place with the fewest ranks first. Of
+    /// a rank without a Python stack, a function below Python.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub now: Vec<Place>,
 }

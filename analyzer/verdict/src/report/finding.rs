@@ -274,6 +274,16 @@ fn is_false(value: &bool) -> bool {
 impl Finding {
     /// The words in [`next`](Self::next) that ask for the stack of the one rank that `next` names.
     pub const TAKE_STACK: &str = "take its stack";
+    /// How [`next`](Self::next) begins where it asks for a stack; the rank follows.
+    pub(crate) const LOOK_AT_RANK: &str = "look at what rank ";
+
+    /// The rank whose stack [`next`](Self::next) asks for; `None` if it asks for none.
+    pub fn rank_of_stack(&self) -> Option<Rank> {
+        let rest = self.next.strip_prefix(Self::LOOK_AT_RANK)?;
+        let end = rest.find(|c: char| !c.is_ascii_digit())?;
+        let rank = rest[..end].parse().ok()?;
+        self.next.contains(Self::TAKE_STACK).then_some(rank)
+    }
 
     /// A finding with only these facts, confidence 1 and number 0; a report numbers its findings.
     pub fn new(code: Code, culprit_ranks: Vec<Rank>, sentence: String) -> Self {

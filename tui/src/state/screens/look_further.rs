@@ -7,6 +7,7 @@ use crate::page::width::whole_parts;
 use crate::page::{Body, Line, Pane, plain, styled};
 use rcomm_analyzer::RankView;
 use rcomm_analyzer::source::Liveness;
+use rcomm_analyzer::stacks;
 use rcomm_recorder::model::Rank;
 
 /// A shell command that shows more about a rank: it prints the stacks of the rank's process or, if that has ended, the
@@ -20,14 +21,10 @@ pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Optio
     }
     let local = match view.liveness {
         Liveness::Dead => "dmesg -T | grep -iE 'out of memory|killed process|xid'".to_owned(),
-        _ if dump
-            .frames
-            .iter()
-            .any(|frame| frame.filename.ends_with(".py")) =>
-        {
-            format!("py-spy dump --pid {pid}")
+        _ => {
+            let mut frames = dump.frames.iter();
+            stacks::command(pid, frames.any(|frame| frame.filename.ends_with(".py")))
         }
-        _ => format!("gdb -p {pid} -batch -ex 'thread apply all bt'"),
     };
     // A collector, too, knows whether its ranks' processes are alive, but these are not on this node.
     let is_alive_or_dead = view.liveness != Liveness::Unknown;

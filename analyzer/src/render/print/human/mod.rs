@@ -136,7 +136,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
         },
         Verdict::Inconclusive if report.input.ranks_read == 0 && !report.now.is_empty() => {
             "no record of any rank could be read, so there is nothing to judge; where the ranks were, as \
-             their Python stacks show, is listed below"
+             their stacks show, is listed below"
                 .to_owned()
         }
         Verdict::Inconclusive if report.input.ranks_read == 0 => {

@@ -558,7 +558,8 @@ fn next(
         );
     }
     format!(
-        "look at what rank {rank}{} does{site}: {}{done}",
+        "{}{rank}{} does{site}: {}{done}",
+        Finding::LOOK_AT_RANK,
         ctx.whereabouts(record),
         Finding::TAKE_STACK,
     )

@@ -11,7 +11,6 @@ instead if they were built.
 from __future__ import annotations
 
 import inspect
-import itertools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -56,11 +55,10 @@ def is_possible() -> bool:
 class _Call:
     """One operation, with the attributes of PyTorch 2.15's arguments to hooks."""
 
-    __slots__ = ("input_tensors", "name", "op_id", "output_tensors", "root", "work")
+    __slots__ = ("input_tensors", "name", "output_tensors", "root", "work")
 
-    def __init__(self, name: int, op_id: int, inputs: list[Any], outputs: list[Any], root: int) -> None:
+    def __init__(self, name: int, inputs: list[Any], outputs: list[Any], root: int) -> None:
         self.name = name
-        self.op_id = op_id
         self.input_tensors = inputs
         self.output_tensors = outputs
         self.root = root
@@ -76,7 +74,6 @@ class Dispatch:
         self.torch = torch
         self.c10d = c10d
         self.hooks: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary()
-        self.calls = itertools.count(1)
         key = torch._C.DispatchKey.BackendSelect
         self.keys_after = torch._C._dispatch_keyset_full_after(key)
         self.library = torch.library.Library("c10d", "IMPL")
@@ -114,7 +111,6 @@ class Dispatch:
                 return None
             call = _Call(
                 number,
-                next(self.calls),
                 [] if inputs_index is None else _flat(args[inputs_index]),
                 [] if outputs_index is None else _flat(args[outputs_index]),
                 -1 if root_index is None else args[root_index],

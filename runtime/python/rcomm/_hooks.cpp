@@ -35,7 +35,7 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // The constants and types up to `Recorder` repeat those of src/native.rs.
-constexpr uint32_t kLayout = 1;
+constexpr uint32_t kLayout = 2;
 enum Ending : uint32_t { kCompleted = 0, kFailed = 1, kUnwatched = 2 };
 
 struct TensorView {
@@ -47,7 +47,6 @@ struct TensorView {
 struct IssuedView {
   uint32_t name;
   uint32_t on_host;
-  int64_t op_id;
   int64_t root;
   const TensorView* inputs;
   size_t input_count;
@@ -65,7 +64,7 @@ struct Operation {
 struct Recorder {
   uint32_t (*layout)() = nullptr;
   void (*before)(const void* group, const IssuedView*) = nullptr;
-  Operation (*after)(const void* group, int64_t op_id, uint32_t has_work) = nullptr;
+  Operation (*after)(const void* group, uint32_t has_work) = nullptr;
   uint32_t (*is_deferred)(const void* group, Operation) = nullptr;
   void (*ended)(const void* group, Operation, uint32_t ending) = nullptr;
 };
@@ -259,7 +258,6 @@ void quietly(Act act) noexcept {
 void before(
     const void* group,
     uint32_t name,
-    int64_t op_id,
     int64_t root,
     const std::vector<at::Tensor>& inputs,
     const std::vector<at::Tensor>& outputs) {
@@ -270,13 +268,13 @@ void before(
   views(outputs, output_views);
   const bool is_on_host = on_host(inputs) || on_host(outputs);
   const IssuedView issued{
-      name, is_on_host, op_id, root,
+      name, is_on_host, root,
       input_views.data(), input_views.size(), output_views.data(), output_views.size()};
   recorder.before(group, &issued);
 }
 
-void after(const void* group, int64_t op_id, const WorkPtr& work) {
-  const Operation operation = recorder.after(group, op_id, work ? 1 : 0);
+void after(const void* group, const WorkPtr& work) {
+  const Operation operation = recorder.after(group, work ? 1 : 0);
   if (operation.words[0] != 0) {
     watch().push(group, operation, work);
   }
@@ -315,12 +313,11 @@ void attach(const GroupPtr& pg, int64_t hook_id, int64_t address) {
   pg->registerPreHook(hook_id, [group](const c10d::PreHookArgs& args) {
     quietly([&] {
       before(
-          group, static_cast<uint32_t>(args.name), args.op_id, args.root, args.input_tensors,
-          args.output_tensors);
+          group, static_cast<uint32_t>(args.name), args.root, args.input_tensors, args.output_tensors);
     });
   });
   pg->registerPostHook(hook_id, [group](const c10d::PostHookArgs& args) {
-    quietly([&] { after(group, args.op_id, args.work); });
+    quietly([&] { after(group, args.work); });
   });
 }
 
@@ -443,9 +440,7 @@ void tensors(const c10::IValue& value, std::vector<at::Tensor>& into) {
 // The kernel of every operator above. It runs before the backend's: the key BackendSelect is used whatever the tensors'
 // devices, and PyTorch has no kernels of these operators under it.
 void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  static std::atomic<int64_t> calls{0};
   const void* group = nullptr;
-  int64_t op_id = 0;
   quietly([&] {
     // Each thread looks an operator's places up once.
     thread_local std::unordered_map<const c10::FunctionSchema*, Places> known;
@@ -474,8 +469,7 @@ void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
       tensors(argument(place_of.output), outputs);
     }
     const int64_t root = place_of.root >= 0 ? argument(place_of.root).toInt() : -1;
-    op_id = calls.fetch_add(1, std::memory_order_relaxed) + 1;
-    before(found, place_of.number, op_id, root, inputs, outputs);
+    before(found, place_of.number, root, inputs, outputs);
     group = found;
   });
   const c10::DispatchKeySet later(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
@@ -483,7 +477,7 @@ void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   if (group != nullptr) {
     quietly([&] {
       const c10::IValue& work = stack->back();
-      after(group, op_id, work.isNone() ? WorkPtr() : work.toCustomClass<c10d::Work>());
+      after(group, work.isNone() ? WorkPtr() : work.toCustomClass<c10d::Work>());
     });
   }
 }

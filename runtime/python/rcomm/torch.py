@@ -323,7 +323,8 @@ class _Recorder:
         if self.native is not None and (not self.has_hooks or self.is_builtin(pg)):
             # `address` is called once per group: each call keeps a reference to the end of the process.
             address = self.addresses.get(key) or self.addresses.setdefault(key, hooks.address())
-            self.watch_waits(self.native_waited, self.ring.deferred)
+            # Most programs have no operation that needs this.
+            self.ring.on_first_deferred(lambda: self.watch_waits(self.native_waited, self.ring.deferred))
             self.native.attach(pg.boxed(), _HOOK_ID, address)
             return
         self.watch_waits(self.ring.waited)
@@ -437,14 +438,14 @@ class _Recorder:
                 return barrier(pg, *args, **kwargs)
             timeout = args[0] if args else kwargs.get("timeout")
             timeout_ms = max(0, round(timeout.total_seconds() * 1000)) if isinstance(timeout, timedelta) else None
-            issued = hooks.monitored_barrier(timeout_ms)
+            hooks.monitored_barrier(timeout_ms)
             passed = False
             try:
                 done = barrier(pg, *args, **kwargs)
                 passed = True
                 return done
             finally:
-                hooks.monitored_barrier_ended(issued, passed)
+                hooks.monitored_barrier_ended(passed)
 
         groups.monitored_barrier = recorded
 

@@ -16,20 +16,20 @@ use rcomm_recorder::record::{
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 /// How the operation with one number of a hook is recorded.
-struct Named {
+pub(crate) struct Named {
     op: OpType,
     /// The name in PyTorch's own records.
     name: &'static str,
     /// Whether the operation's Work has a future on gloo.
     has_future: bool,
     /// Whether, on gloo, the operation ends only within a wait for it, so that its Work shows no end before.
-    is_deferred: bool,
+    pub(crate) is_deferred: bool,
 }
 
 const fn named(op: OpType, name: &'static str) -> Named {
@@ -99,29 +99,31 @@ const MONITORED_BARRIER: Named = without_future(OpType::MonitoredBarrier, "monit
 /// How many operations a hook polls: the oldest ones.
 const POLLED_BY_HOOK: usize = 4;
 
-/// The name of an operation that is issued.
-pub(crate) enum Name {
-    /// The number that PyTorch's hooks give.
-    Number(usize),
-    MonitoredBarrier,
+impl Named {
+    /// The name of the operation with this number of PyTorch's hooks.
+    pub(crate) fn of(number: usize) -> &'static Self {
+        NAMED.get(number).unwrap_or(&UNKNOWN)
+    }
+
+    /// Whether the operation may have a root or a peer.
+    fn may_have_root(&self) -> bool {
+        self.op == OpType::Other || self.op.is_p2p() || self.op.pattern().is_rooted()
+    }
 }
 
 /// An operation, from the arguments of a hook.
 pub(crate) struct Issued {
-    pub(crate) name: Name,
+    pub(crate) name: &'static Named,
     /// How long the operation may take; `None` for the group's time-out.
     pub(crate) timeout: Option<Duration>,
-    /// PyTorch's number of the call, the same in both hooks of an operation.
-    pub(crate) op_id: i64,
     /// The root or the peer, as a rank of the group; negative if there is none.
     pub(crate) root: i64,
     pub(crate) inputs: Side,
     pub(crate) outputs: Side,
 }
 
-/// An operation between its two hooks.
+/// An operation between its two hooks, which the same thread calls.
 pub(crate) struct Open {
-    op_id: i64,
     thread: ThreadId,
     pub(crate) operation: UnderWay,
     /// Whether the operation is a message, and its number among the group's messages or collectives.
@@ -202,8 +204,6 @@ pub(crate) struct RecordedGroup {
     backend: String,
     timeout: Duration,
     counts: Mutex<Counts>,
-    /// The number of monitored barriers issued.
-    monitored_barriers: AtomicI64,
 }
 
 impl RecordedGroup {
@@ -217,10 +217,7 @@ impl RecordedGroup {
         let (Some(ring), Some(group)) = (self.shared.ring.get(), self.group) else {
             return;
         };
-        let named = match issued.name {
-            Name::Number(number) => NAMED.get(number).unwrap_or(&UNKNOWN),
-            Name::MonitoredBarrier => &MONITORED_BARRIER,
-        };
+        let named = issued.name;
         let key = SignatureKey {
             backend: &self.backend,
             op_name: named.name,
@@ -259,7 +256,6 @@ impl RecordedGroup {
             false => counts.collectives,
         };
         counts.open.push(Open {
-            op_id: issued.op_id,
             thread,
             number: (is_p2p, number),
             operation: UnderWay {
@@ -274,18 +270,21 @@ impl RecordedGroup {
 
     /// Records as refused those operations of the calling thread whose second hook was not called. Needed where an
     /// exception ends the thread's work: otherwise the thread's next operation does this.
-    fn refuse_open(&self) {
+    pub(crate) fn refuse_open(&self) {
         if let Some(ring) = self.shared.ring.get() {
             self.counts().refuse(ring, std::thread::current().id());
         }
     }
 
-    /// Takes out the operation whose second hook is called, and notes it if it is deferred; `None` if its first hook
-    /// was not seen.
-    pub(crate) fn issued(&self, op_id: i64) -> Option<Open> {
+    /// Takes out the operation whose second hook the calling thread calls, which is the newest that this thread has
+    /// begun, and notes it if it is deferred; `None` if its first hook was not seen. PyTorch numbers its calls, but to
+    /// read the number in Python takes longer than the record.
+    pub(crate) fn issued(&self) -> Option<Open> {
+        let thread = std::thread::current().id();
         let mut counts = self.counts();
-        let index = counts.open.iter().position(|open| open.op_id == op_id)?;
-        let open = counts.open.swap_remove(index);
+        let mut newest_last = counts.open.iter();
+        let index = newest_last.rposition(|open| open.thread == thread)?;
+        let open = counts.open.remove(index);
         if open.operation.is_deferred {
             counts.deferred.push_back(open.operation.ticket);
             let forgotten = match counts.deferred.len() > MAX_DEFERRED {
@@ -328,7 +327,7 @@ impl RecordedGroup {
             Ending::Unwatched => ring.retired(ticket),
         }
         let passes = operation.waits_for_all && ending == Ending::Completed;
-        if !passes && !operation.is_deferred {
+        if self.shared.deferred.load(Ordering::Relaxed) == 0 || !passes && !operation.is_deferred {
             return;
         }
         let mut counts = self.counts();
@@ -363,7 +362,6 @@ impl GroupHooks {
             backend,
             timeout,
             counts: Mutex::default(),
-            monitored_barriers: AtomicI64::new(0),
         }))
     }
 
@@ -375,13 +373,18 @@ impl GroupHooks {
             return Ok(());
         };
         shared.pending.sweep(py, &shared.ring, POLLED_BY_HOOK);
+        // Each attribute is a call of PyTorch's binding.
+        let name = Named::of(args.getattr(intern!(py, "name"))?.extract()?);
+        let root = match name.may_have_root() {
+            true => args.getattr(intern!(py, "root"))?.extract()?,
+            false => -1,
+        };
         let inputs = args.getattr(intern!(py, "input_tensors"))?;
         let outputs = args.getattr(intern!(py, "output_tensors"))?;
         let issued = Issued {
-            name: Name::Number(args.getattr(intern!(py, "name"))?.extract()?),
+            name,
             timeout: None,
-            op_id: args.getattr(intern!(py, "op_id"))?.extract()?,
-            root: args.getattr(intern!(py, "root"))?.extract()?,
+            root,
             inputs: Side::read(&inputs, &shared.types)?,
             outputs: Side::read(&outputs, &shared.types)?,
         };
@@ -396,8 +399,7 @@ impl GroupHooks {
         if shared.ring.get().is_none() {
             return Ok(());
         }
-        let op_id: i64 = args.getattr(intern!(py, "op_id"))?.extract()?;
-        let Some(open) = self.0.issued(op_id) else {
+        let Some(open) = self.0.issued() else {
             return Ok(());
         };
         let work = args.getattr(intern!(py, "work"))?;
@@ -421,7 +423,10 @@ impl GroupHooks {
 impl GroupHooks {
     /// Records that an operation is about to be issued.
     fn before(&self, args: &Bound<'_, PyAny>) {
-        quietly(|| self.read(args));
+        if !quietly(|| self.read(args)) {
+            // Else the second hook would find an operation that PyTorch refused earlier.
+            self.0.refuse_open();
+        }
     }
 
     /// Watches an operation that was issued.
@@ -430,18 +435,15 @@ impl GroupHooks {
     }
 
     /// Records that a monitored barrier is issued, which may take `timeout_ms` or, without that, the group's time-out.
-    /// Returns the number to give to `monitored_barrier_ended` once the call, which blocks, has returned or raised.
+    /// `monitored_barrier_ended` is to be called by the same thread once the call, which blocks, has returned or raised.
     #[pyo3(signature = (timeout_ms=None))]
-    fn monitored_barrier(&self, py: Python<'_>, timeout_ms: Option<u64>) -> i64 {
-        // PyTorch's own numbers are positive.
-        let op_id = -1 - self.0.monitored_barriers.fetch_add(1, Ordering::Relaxed);
+    fn monitored_barrier(&self, py: Python<'_>, timeout_ms: Option<u64>) {
         quietly(|| {
             let shared = &self.0.shared;
             if let Some(ring) = shared.ring.get() {
                 let issued = Issued {
-                    name: Name::MonitoredBarrier,
+                    name: &MONITORED_BARRIER,
                     timeout: timeout_ms.map(Duration::from_millis),
-                    op_id,
                     root: -1,
                     inputs: Side::default(),
                     outputs: Side::default(),
@@ -450,13 +452,12 @@ impl GroupHooks {
             }
             Ok(())
         });
-        op_id
     }
 
     /// Records that a monitored barrier has passed, or raised.
-    fn monitored_barrier_ended(&self, op_id: i64, passed: bool) {
+    fn monitored_barrier_ended(&self, passed: bool) {
         quietly(|| {
-            if let Some(open) = self.0.issued(op_id) {
+            if let Some(open) = self.0.issued() {
                 let ending = match passed {
                     true => Ending::Completed,
                     false => Ending::Failed,
@@ -480,7 +481,7 @@ impl GroupHooks {
     }
 }
 
-/// Runs a part of the recording: neither an error nor a panic reaches the job.
-fn quietly(run: impl FnOnce() -> PyResult<()>) {
-    drop(catch_unwind(AssertUnwindSafe(run)));
+/// Runs a part of the recording: neither an error nor a panic reaches the job. Returns whether there was none.
+fn quietly(run: impl FnOnce() -> PyResult<()>) -> bool {
+    matches!(catch_unwind(AssertUnwindSafe(run)), Ok(Ok(())))
 }

@@ -4,7 +4,7 @@
 //! everything else is done here, so that the hooks in C++ record the same as those in Python. The C++ declarations
 //! repeat the types of this file; `LAYOUT` detects a library that was built for another version of these types.
 
-use crate::hooks::{Ending, Issued, Name, RecordedGroup, UnderWay};
+use crate::hooks::{Ending, Issued, Named, RecordedGroup, UnderWay};
 use crate::tensors::Side;
 use pyo3::prelude::*;
 use rcomm_recorder::record::{CallSiteId, Ticket};
@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Counts the changes of the types and functions below.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// A tensor as C++ passes it.
 #[repr(C)]
@@ -32,8 +32,6 @@ pub(crate) struct IssuedView {
     name: u32,
     /// Whether the tensors are in the host's memory, 0 or 1.
     on_host: u32,
-    /// The same in both hooks of an operation.
-    op_id: i64,
     /// The root or the peer, as a rank of the group; negative if there is none.
     root: i64,
     inputs: *const TensorView,
@@ -88,7 +86,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_before(
     group: *const RecordedGroup,
     issued: *const IssuedView,
 ) {
-    quietly((), || {
+    let is_recorded = quietly(false, || {
         // SAFETY: the group is kept to the end of the process, and the caller does not change the arguments during
         // this call.
         let (group, view) = unsafe { (group.as_ref()?, issued.as_ref()?) };
@@ -100,21 +98,32 @@ pub(crate) unsafe extern "C" fn rcomm_python_before(
                 side(view.outputs, view.output_count, view.on_host != 0),
             )
         };
+        let name = Named::of(view.name as usize);
+        if name.is_deferred && view.on_host != 0 {
+            group.shared.first_deferred.call();
+        }
         let site = call_site(|py| group.shared.sites.of_caller(py, ring));
         let issued = Issued {
-            name: Name::Number(view.name as usize),
+            name,
             timeout: None,
-            op_id: view.op_id,
             root: view.root,
             inputs,
             outputs,
         };
         group.begin(&issued, site);
-        Some(())
+        Some(true)
     });
+    if !is_recorded {
+        // Else the post-hook would find an operation that PyTorch refused earlier.
+        quietly((), || {
+            // SAFETY: the group is kept to the end of the process.
+            unsafe { group.as_ref()? }.refuse_open();
+            Some(())
+        });
+    }
 }
 
-/// Returns the operation whose post-hook is called. `has_work` is 0 where PyTorch gave no Work: then the operation
+/// Returns the operation whose post-hook the calling thread calls. `has_work` is 0 where PyTorch gave no Work: then the operation
 /// has completed, which is recorded, and the result is zeros, since there is nothing to watch.
 ///
 /// # Safety
@@ -122,7 +131,6 @@ pub(crate) unsafe extern "C" fn rcomm_python_before(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rcomm_python_after(
     group: *const RecordedGroup,
-    op_id: i64,
     has_work: u32,
 ) -> OperationView {
     let nothing = OperationView {
@@ -133,7 +141,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_after(
     quietly(nothing, || {
         // SAFETY: the group is kept to the end of the process.
         let group = unsafe { group.as_ref()? };
-        let operation = group.issued(op_id)?.operation;
+        let operation = group.issued()?.operation;
         if has_work == 0 {
             group.ended(operation, Ending::Completed);
             return None;

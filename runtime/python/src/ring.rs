@@ -14,7 +14,7 @@ use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_recorder_capi::ForkGuarded;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// The ring, and the state that the hooks of all groups share.
@@ -25,10 +25,43 @@ pub(crate) struct RingState {
     pub(crate) types: Types,
     /// The number of operations under way whose end is visible only in a wait for them.
     pub(crate) deferred: AtomicUsize,
+    /// What the hooks in C++ do before the first of these.
+    pub(crate) first_deferred: CalledOnce,
     /// Whether the ring is closed if the process exits with code 0.
     pub(crate) closes: AtomicBool,
     /// The number of groups added so far.
     groups: AtomicU32,
+}
+
+/// A Python function that is called once.
+#[derive(Default)]
+pub(crate) struct CalledOnce {
+    /// Whether there is a function, which is read without the lock.
+    is_set: AtomicBool,
+    callback: Mutex<Option<Py<PyAny>>>,
+}
+
+impl CalledOnce {
+    fn set(&self, callback: Py<PyAny>) {
+        let replaced = self.lock().replace(callback);
+        self.is_set.store(true, Ordering::Release);
+        // Dropped outside of the lock.
+        drop(replaced);
+    }
+
+    /// Calls the function, unless that was done, with the interpreter's lock, which the caller need not hold. The
+    /// function's error is dropped.
+    pub(crate) fn call(&self) {
+        if !self.is_set.swap(false, Ordering::Acquire) {
+            return;
+        }
+        let callback = self.lock().take();
+        Python::try_attach(|py| callback.map(|callback| callback.call0(py).map(drop)));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.callback.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A ring that this process writes.
@@ -75,6 +108,7 @@ impl Ring {
             sites: CallSites::new(library_code),
             types: Types::default(),
             deferred: AtomicUsize::new(0),
+            first_deferred: CalledOnce::default(),
             closes: AtomicBool::new(false),
             groups: AtomicU32::new(0),
         });
@@ -119,6 +153,12 @@ impl Ring {
     /// The number of operations under way whose end is visible only in a wait for them.
     fn deferred(&self) -> usize {
         self.0.deferred.load(Ordering::Relaxed)
+    }
+
+    /// Calls `callback` before the first operation that the hooks in C++ record and whose end is visible only in a wait
+    /// for it. Replaces an earlier callback that was not called yet.
+    fn on_first_deferred(&self, callback: Py<PyAny>) {
+        self.0.first_deferred.set(callback);
     }
 
     /// How many operations are watched: those that were issued and not seen to end.

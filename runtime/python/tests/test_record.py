@@ -11,10 +11,12 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import RecordedJob
 
 import rcomm
 from rcomm import _cpp, _native, _programs
@@ -422,6 +424,23 @@ def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job,
         assert {entry["collective_seq_id"] for entry in entries} == {1}
 
 
+def test_second_hook_does_not_end_a_refused_operation_for_one_that_could_not_be_read(tmp_path):
+    ring = _native.Ring("job", 0, 1, directory=tmp_path, entries=64)
+    hooks = ring.group("g", "", [0], backend="gloo")
+    all_reduce = SimpleNamespace(name=3, root=-1, input_tensors=[torch.zeros(4)], output_tensors=[], work=None)
+    unreadable = SimpleNamespace(name=3, root=-1, input_tensors=None, output_tensors=[], work=None)
+    # PyTorch calls no second hook of an operation that it refuses.
+    hooks.before(all_reduce)
+    hooks.before(unreadable)
+    hooks.after(unreadable)
+    hooks.before(all_reduce)
+    hooks.after(all_reduce)
+    [dump] = dumps_by_rank(SimpleNamespace(rings=tmp_path / "job"), tmp_path).values()
+    ends = [(entry["state"], entry.get("failed", False)) for entry in dump["entries"]]
+    assert [failed for _, failed in ends] == [True, False], ends
+    assert ends[1][0] == "completed", ends
+
+
 def test_forked_child_of_a_rank_writes_nothing(job, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4))
@@ -493,6 +512,27 @@ def test_fixture_fails_a_test_whose_ranks_died(pytester):
     result.assert_outcomes(passed=3, errors=2)
     # In the third test no operation was pending when the processes were killed.
     result.stdout.fnmatch_lines(["*the process of rank 1 is gone*"])
+
+
+def test_hooks_in_cpp_watch_waits_only_once_an_operation_needs_it(start_job, native_hooks, tmp_path):
+    def body(rank):
+        work = dist.distributed_c10d.Work
+        plain = work.wait
+        dist.all_reduce(torch.zeros(4))
+        assert work.wait is plain
+        dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(8))
+        assert work.wait is not plain
+        watching = work.wait
+        dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(8))
+        assert work.wait is watching
+        os._exit(0)
+
+    started = start_job(RecordedJob, 2, body, cache=native_hooks)
+    assert started.wait() == [0, 0]
+    for dump in dumps_by_rank(started, tmp_path).values():
+        states = [entry["state"] for entry in dump["entries"] if "reduce_scatter" in entry["profiling_name"]]
+        # The waits have shown the ends.
+        assert states == ["completed", "completed"]
 
 
 def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path):

@@ -15,7 +15,7 @@ use crate::wait::{Failure, WaitPolicy};
 const HEAD: usize = 24;
 /// Bytes of a message with one header, without the data after the header.
 const HEADER_MESSAGE: usize = HEAD + OP_HEADER_LEN;
-/// `rcm1` in ASCII: marks a message of this layout.
+/// Marks a message of this layout. Like all numbers it is little-endian on the wire: the bytes `1mcr`.
 const MAGIC: u32 = 0x7263_6d31;
 /// The longest message that is accepted, in bytes. Headers with lists for about ten thousand ranks fit.
 const MAX_MESSAGE: usize = 1 << 30;

@@ -14,7 +14,7 @@ use rcomm_core::arithmetic;
 /// Maximum number of bytes that are sent before the other rank's header is known: all bytes of a small buffer, and few
 /// enough to discard if the ranks do not agree.
 const AHEAD: usize = 256 << 10;
-/// Maximum size in bytes of the buffer for received data that are not combined yet.
+/// Maximum size in bytes of the buffer for received data that is not combined yet.
 const SCRATCH: usize = 256 << 10;
 
 impl ChannelEngine {

@@ -163,7 +163,10 @@ impl CpuGroup {
             }
             Failure::Address { peer, text } => Error::new(
                 ErrorKind::Store,
-                format!("the store has {text:?} for the address of rank {peer}"),
+                format!(
+                    "the store has {text:?} in place of the addresses of rank {peer}: check that no other program \
+                     writes to the store"
+                ),
             )
             .with_rank(peer),
             Failure::Garbled(rank, message) => {

@@ -8,7 +8,7 @@ use rcomm_recorder::model::{DType, OpType, Pattern, ReduceOp};
 
 /// Bytes of a header on the wire.
 pub(crate) const OP_HEADER_LEN: usize = 64;
-/// `rcn1` in ASCII: marks a header of this layout.
+/// Marks a header of this layout. Like all numbers it is little-endian on the wire: the bytes `1ncr`.
 const MAGIC: u32 = 0x7263_6e31;
 /// The code for no root.
 const NONE: u32 = u32::MAX;

@@ -486,7 +486,7 @@ fn listen(file: &OwnedFd) -> io::Result<(String, UnixListener)> {
 /// `limit` at most.
 ///
 /// # Errors
-/// `Io`, which names the rank, unless this rank lacks descriptors or memory.
+/// `Io`. It blames the rank `maker`, unless this rank lacks descriptors or memory.
 pub(crate) fn segment_of(
     maker: Rank,
     identity: &Identity,

@@ -59,7 +59,7 @@ pub(super) struct ListenerState {
     pub(super) arrived: Mutex<Arrived>,
     /// Notified when channels have arrived, and when the mesh is closed.
     pub(super) changed: Condvar,
-    /// Number of callers whose handshake was not completed.
+    /// Number of callers that were refused, or whose connection ended or expired before the handshake was complete.
     pub(super) refused: AtomicU64,
     pub(super) shortage: Arc<Shortage>,
     /// Set to end the thread.

@@ -6,8 +6,9 @@
 //! The higher rank dials, and the lower one accepts. A connection without the job's secret is refused and counted (see
 //! [`handshake`](crate::mesh::handshake)).
 //!
-//! The thread `rcomm/mesh` answers callers. It does not use a channel after the handshake. A rank of which no caller is
-//! expected starts it only once its world is made, since it would take time from the ranks that start.
+//! The thread `rcomm/mesh` answers callers. It does not use a channel after the handshake. The rank that gives out its
+//! host's memory starts it at once. Any other rank starts it when it first waits for a caller, or else a moment after
+//! the start of its world, since the thread would take time from the ranks that start.
 
 pub(crate) mod address;
 mod connections;

@@ -1,9 +1,9 @@
 //! Opens the file of the host's segment without the help of the rank that made it.
 //!
-//! The name of that rank's socket ends with its process and the descriptor of the file. Where the system lets one process
-//! of a user open the files of another (`/proc/<process>/fd`), a neighbor needs no handshake. The segment holds a proof
-//! that its maker knows the job's secret ([`Identity::prove_segment`]), since the name may come from an open store. In
-//! every other case the neighbor requests the file at the socket.
+//! The name of that rank's socket ends with its process id and the number of the file's descriptor. If the system lets
+//! one process of a user open the files of another (`/proc/<process>/fd`), a neighbor needs no handshake. The segment
+//! holds a proof that its maker knows the job's secret ([`Identity::prove_segment`]), since the name may come from an
+//! open store. Otherwise the neighbor requests the file at the socket.
 
 use super::fill_random;
 use super::handshake::Identity;
@@ -36,13 +36,15 @@ pub(super) fn create(file: OwnedFd, identity: &Identity) -> io::Result<Segment> 
 /// Opens the segment of the rank `maker`, which listens at `socket`.
 ///
 /// # Errors
-/// If the name has no process and descriptor, if the system does not let this process open the file, or if the segment is
-/// not ready or is not one of this job.
+/// If the name does not end with a process id and a descriptor, if the system does not let this process open the file,
+/// or if the segment is not ready or is not one of this job.
 pub(super) fn attach(maker: Rank, socket: &str, identity: &Identity) -> io::Result<Segment> {
     let mut words = socket.rsplit('-');
     let mut number = || words.next().and_then(|word| word.parse::<u32>().ok());
     let (Some(descriptor), Some(process)) = (number(), number()) else {
-        return Err(io::Error::other("the name has no process"));
+        return Err(io::Error::other(
+            "the socket's name does not end with a process id and a descriptor",
+        ));
     };
     // The owner of the entry is the user of the process, unless the process has dropped privileges.
     let owner = std::fs::metadata(format!("/proc/{process}"))?.uid();
@@ -54,7 +56,9 @@ pub(super) fn attach(maker: Rank, socket: &str, identity: &Identity) -> io::Resu
     // block or have side effects.
     let target = std::fs::read_link(&path)?;
     if !target.as_os_str().as_bytes().starts_with(b"/memfd:rcomm") {
-        return Err(io::Error::other("the descriptor is not of shared memory"));
+        return Err(io::Error::other(
+            "the descriptor in the socket's name is not that of shared memory",
+        ));
     }
     // The descriptor may have changed since: opening it must not block, and must not make a terminal the controlling
     // one.

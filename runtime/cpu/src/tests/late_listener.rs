@@ -18,7 +18,7 @@ fn open(store: &Arc<dyn Store>, rank: u32, wiring: Wiring, later: &Later) -> Cpu
     CpuFactory::open(&context).unwrap()
 }
 
-/// Opens one channel of rank `mesh` to `peer`.
+/// Opens a channel from the rank of `mesh` to `peer`, and waits for `time` at most; returns whether it was opened.
 fn connect(mesh: &Mesh, peer: u32, time: Duration) -> bool {
     let stop = Stop::default();
     let deadline = Deadline::In(time).started();

@@ -226,7 +226,7 @@ fn a_store_that_falls_silent_does_not_hold_up_a_rank_beyond_its_deadline() {
     drop(release);
 }
 
-/// A store over this one that runs `then` in place of reading several keys.
+/// A new store that runs `then` when a rank first reads several keys.
 fn run_on_read(then: impl FnOnce() + Send + 'static) -> Arc<dyn Store> {
     Arc::new(RunOnCheck {
         key: MANY,

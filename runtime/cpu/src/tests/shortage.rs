@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Set in the process of the test.
 const INSIDE: &str = "RCOMM_TEST_OF_SHORTAGE";
 const TOO_MANY: &str = "Too many open files";
-/// What the errors of a rank say that cannot accept its callers.
+/// What the errors of a rank that cannot accept its callers say.
 const CANNOT_ACCEPT: &str = "cannot accept the connections of other ranks: Too many open files";
 
 /// Opens files until this process may open no more.

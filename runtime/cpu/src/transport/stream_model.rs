@@ -2,7 +2,7 @@
 //! most four preemptions.
 //!
 //! The model is one direction of a [stream](super::shm) that holds one value. It fails if a cell is written while it
-//! is read, if a value is not the next one, and if a sleeper is never woken. Variants without a step on which the
+//! is read, if a value is not the next one, or if a sleeper is never woken. Variants without a step on which the
 //! protocol relies must fail: otherwise the model would prove nothing.
 
 use loom::cell::UnsafeCell;

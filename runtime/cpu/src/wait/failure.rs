@@ -25,7 +25,7 @@ pub(crate) enum Failure {
         kind: ErrorKind,
         reason: Cow<'static, str>,
     },
-    /// The peer's entry in the store is not an address.
+    /// The peer's entry in the store is not a list of addresses.
     Address { peer: Rank, text: String },
     /// The deadline passed, and these ranks had not answered.
     Late(Vec<Rank>),

@@ -290,7 +290,8 @@ impl Mesh {
     /// # Errors
     /// `Late` or `Interrupted` once the policy ends the wait; `Gone` if the peer is gone or cannot be reached;
     /// `Refused` if the handshake fails; `Address` or `Store` if the store does not give the peer's address; `Io` if
-    /// this rank lacks descriptors or memory; `Closed` after [`close`](Self::close).
+    /// this rank lacks descriptors or memory, or cannot start the thread `rcomm/mesh`; `Closed` after
+    /// [`close`](Self::close).
     pub(crate) fn connect(
         &self,
         request: ChannelRequest,

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 const AGREEMENTS: usize = 1024;
 /// Bytes of an entry: the number, then the hash, the length and the first bytes of the agreed value.
 const AGREEMENT_LEN: usize = 64;
-// Offsets of the fields in an agreement; the number is at 0.
+// Offsets of the fields in an entry; the number is at 0.
 const HASH: usize = 8;
 const LEN: usize = 16;
-const TEXT: usize = 24;
-const TEXT_LEN: usize = AGREEMENT_LEN - TEXT;
+const VALUE: usize = 24;
+const VALUE_LEN: usize = AGREEMENT_LEN - VALUE;
 /// A number is searched in this many consecutive entries, from the one whose index is the number modulo `AGREEMENTS`.
 const PROBES: usize = 32;
 /// How long a rank waits until the rank that has decided has written the value.
@@ -25,7 +25,7 @@ pub(super) const AGREEMENTS_LEN: usize = AGREEMENTS * AGREEMENT_LEN;
 
 /// Agrees on `value` under `number`, in the table that begins at `start`, without waiting until the other ranks call:
 /// the first rank that calls decides. Returns `Same` if this rank's value has the hash of the decided one, else `Other`
-/// with the first [`TEXT_LEN`] bytes of the decided value, after at most about [`WRITE_TIME`]. Returns `None` if all
+/// with the first [`VALUE_LEN`] bytes of the decided value, after at most about [`WRITE_TIME`]. Returns `None` if all
 /// entries for this number are in use: none is ever freed, so the other ranks get `None` as well.
 pub(super) fn agree(table: &Mapping, start: usize, number: u64, value: &[u8]) -> Option<Agreement> {
     let number = number.max(1);
@@ -69,11 +69,11 @@ fn hash(value: &[u8]) -> u64 {
 
 /// Writes the first bytes of the value on which this rank has decided.
 fn write(table: &Mapping, entry: usize, value: &[u8]) {
-    let value = &value[..value.len().min(TEXT_LEN)];
+    let value = &value[..value.len().min(VALUE_LEN)];
     for (index, part) in value.chunks(8).enumerate() {
         let mut bytes = [0; 8];
         bytes[..part.len()].copy_from_slice(part);
-        let word = table.long(entry + TEXT + index * 8);
+        let word = table.long(entry + VALUE + index * 8);
         word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
     }
     // The stored number is the length plus 1, since 0 means that the value is not written yet.
@@ -88,11 +88,11 @@ fn read(table: &Mapping, entry: usize) -> Vec<u8> {
     let len = loop {
         let len = table.long(entry + LEN).load(Ordering::Acquire);
         if len > 0 || since.elapsed() > WRITE_TIME {
-            break (len as usize).saturating_sub(1).min(TEXT_LEN);
+            break (len as usize).saturating_sub(1).min(VALUE_LEN);
         }
         std::thread::yield_now();
     };
-    let words = (0..TEXT_LEN / 8).map(|index| table.long(entry + TEXT + index * 8));
+    let words = (0..VALUE_LEN / 8).map(|index| table.long(entry + VALUE + index * 8));
     let bytes = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
     bytes.take(len).collect()
 }
@@ -119,10 +119,10 @@ mod tests {
         let colliding = 7 + AGREEMENTS as u64;
         assert_eq!(agree(colliding, "fake"), Agreement::Same);
         assert_eq!(agree(colliding, ""), Agreement::Other(b"fake".to_vec()));
-        // Long texts that differ only after the part that is kept.
-        let long = "x".repeat(2 * TEXT_LEN);
+        // Long values that differ only after the part that is kept.
+        let long = "x".repeat(2 * VALUE_LEN);
         assert_eq!(agree(9, &long), Agreement::Same);
-        let cut = Agreement::Other(vec![b'x'; TEXT_LEN]);
+        let cut = Agreement::Other(vec![b'x'; VALUE_LEN]);
         assert_eq!(agree(9, &format!("{long}y")), cut);
     }
 

@@ -78,7 +78,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: no reference into the mapping is left: all of them borrow from `self`.
+        // SAFETY: no reference into the mapping is left: atomic words borrow from `self`, and the slices that an owner
+        // of this value makes of its addresses borrow from that owner.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap failed");
     }

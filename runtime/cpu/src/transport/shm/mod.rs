@@ -15,9 +15,9 @@
 //! their slots (two for each rank, used alternately) when both have been used: a position is used again at least two
 //! phases later.
 //!
-//! Only ranks of this job have the segment: it is passed to processes of the same user that prove the job's
-//! secret. Such a rank is trusted to keep to the phases: bytes that it writes at another time make results wrong, as
-//! wrong numbers would, and may be read half-written. Any bytes are valid numbers, and lengths among them are
+//! Only processes of one user have the segment: it is passed to those that prove the job's secret, and a process that
+//! the system lets open another's files can open it without. Whoever has it is trusted to keep to the phases: bytes
+//! that are written at another time make results wrong, as wrong numbers would, and may be read half-written. Any bytes are valid numbers, and lengths among them are
 //! checked as those from a socket are. A rank that dies while it writes has not stored the flag, so no other rank
 //! reads the incomplete bytes.
 //!

@@ -438,7 +438,7 @@ impl Segment {
     /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept. A claim that was counted before the
     /// call is found.
     ///
-    /// Reads only the entries that may be the group's. The two tables have 320 KiB together: to read all of it, a rank
+    /// Reads only the entries that may be the group's. The two tables have 320 KiB together: to read them whole, a rank
     /// that starts would have to wait for many page faults.
     fn answer_to(&self, key: u64) -> Option<Option<usize>> {
         let is_entry_of_group = |&index: &usize| {

@@ -178,7 +178,7 @@ impl Ring {
         }
     }
 
-    /// Records that this exception has left the program, which therefore ends.
+    /// Records that this exception ends the program.
     fn note_exception(&self, exception: &str) {
         if let Some(ring) = self.0.ring.get() {
             ring.note_exception(exception);

@@ -390,7 +390,7 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
             ("one is needed for each rank", lambda: group.all_gather(np.zeros((2, 2)), rows=[4])),
             ("needs rows=", lambda: group.all_to_all(np.zeros(2), rows_out=[1, 1])),
             ("give out=", lambda: group.reduce_scatter(np.zeros(3))),
-            ("must not be negative", lambda: group.barrier(timeout=-1.0)),
+            ("must be a number that is not negative", lambda: group.barrier(timeout=-1.0)),
             ("this rank itself", lambda: group.send(np.zeros(2), group.rank)),
             ("is not in a group", lambda: group.recv(np.zeros(2), 7)),
             ("give both", lambda: rcomm.init(rank=0)),

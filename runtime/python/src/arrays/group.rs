@@ -558,8 +558,10 @@ impl ArrayGroup {
 
     #[pyo3(signature = (within=5.0))]
     fn find_absent(&self, py: Python<'_>, within: f64) -> PyResult<Vec<u32>> {
-        let within = Duration::try_from_secs_f64(within)
-            .map_err(|_| invalid(py, &format!("{within} is not a number of seconds")))?;
+        let within = Duration::try_from_secs_f64(within).map_err(|_| {
+            let text = format!("within is {within}: it must be a number of seconds from 0 to 1e19");
+            invalid(py, &text)
+        })?;
         self.run_blocking(py, None, |group| group.find_absent(within))
     }
 

@@ -72,7 +72,7 @@ pub(super) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(invalid(
             py,
-            &format!("the time-out is {seconds} s: it must not be negative"),
+            &format!("the time-out is {seconds} s: it must be a number that is not negative"),
         ));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))

@@ -72,7 +72,7 @@ impl ArrayWorld {
         self.current().shared.clone()
     }
 
-    /// Runs an operation on the world without the GIL, since it may wait for other ranks.
+    /// Runs an operation on the world without the interpreter's lock, since it may wait for other ranks.
     fn with<T: Send>(
         &self,
         py: Python<'_>,

@@ -70,8 +70,8 @@ impl World {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs an operation on the world without the GIL, since it may wait for other ranks. `timeout` is the time that
-    /// the text of a time-out error names.
+    /// Runs an operation on the world without the interpreter's lock, since it may wait for other ranks. `timeout` is
+    /// the time that the text of a time-out error names.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -237,9 +237,9 @@ impl World {
         ended.map_err(|error| exception_for(py, &error, Some(within)))
     }
 
-    /// Ends the world, which this exception has left, without waiting for pending operations: these fail, and so do those
-    /// of other ranks in the group of all ranks, with the exception as the reason. The ring stays. A rank whose `StoreServer` the others use keeps it for as long
-    /// as it waits for their status.
+    /// Ends the world, since this exception has ended the program, without waiting for pending operations: these fail,
+    /// and so do those of other ranks in the group of all ranks, with the exception as the reason. The ring stays. A
+    /// rank whose `StoreServer` the others use keeps it for as long as it waits for their status.
     fn abandon(&self, py: Python<'_>, exception: &str) {
         if !self.world.is_own() || !self.is_open.swap(false, Ordering::Relaxed) {
             return;

@@ -385,8 +385,8 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
 // `group` is a valid handle.
 int32_t rcomm_group_suspend(const struct rcomm_group *group);
 
-// Undoes `rcomm_group_suspend`. All members call it; it waits and fails like that. `RCOMM_INVALID_ARGUMENT` if the group
-// is not suspended.
+// Undoes `rcomm_group_suspend`. All members call it; it waits and fails as `rcomm_group_suspend` does.
+// `RCOMM_INVALID_ARGUMENT` if the group is not suspended.
 //
 // # Safety
 // `group` is a valid handle.

@@ -59,8 +59,8 @@ pub unsafe extern "C" fn rcomm_group_suspend(group: *const Group) -> i32 {
     })
 }
 
-/// Undoes `rcomm_group_suspend`. All members call it; it waits and fails like that. `RCOMM_INVALID_ARGUMENT` if the group
-/// is not suspended.
+/// Undoes `rcomm_group_suspend`. All members call it; it waits and fails as `rcomm_group_suspend` does.
+/// `RCOMM_INVALID_ARGUMENT` if the group is not suspended.
 ///
 /// # Safety
 /// `group` is a valid handle.

@@ -207,8 +207,8 @@ unsafe fn coll_task<'t>(
     coll: &'t abi::Coll,
     named: Option<Named<'t>>,
 ) -> Task<'t, impl FnOnce() -> Call> {
-    // SAFETY: the texts of `coll` are null or end with a zero, and the caller does not change them while the task,
-    // which keeps only numbers of them, is used.
+    // SAFETY: the texts of `coll` are null or end with a zero, and the caller does not change them while the task, whose
+    // `call` reads them, is used.
     let call =
         move || unsafe { call_of(coll.func, coll.datatype, coll.count, Some(coll.root), None) };
     // SAFETY: as above.
@@ -261,10 +261,9 @@ pub(crate) unsafe extern "C" fn start_v3(
     out: *mut *mut c_void,
     descriptor: *mut DescriptorV3,
 ) -> c_int {
-    // SAFETY: the caller passes a descriptor of version 3, which has the layout of `DescriptorV3`. Each arm reads only
-    // the member of `facts` that the kind names, so the descriptor is long enough. Its texts are null or
-    // end with a zero and outlive this call, after which nothing holds them. `answer` gets `out` as the
-    // caller passed it.
+    // SAFETY: the caller passes a descriptor of version 3, which has the layout and size of `DescriptorV3`. Each arm
+    // reads only the member of `facts` that the kind names, which is set. Its texts are null or end with a zero and
+    // outlive this call, after which nothing holds them. `answer` gets `out` as the caller passed it.
     unsafe {
         let it = &*descriptor;
         answer(out, |process| match u64::from(it.kind) {

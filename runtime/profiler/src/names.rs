@@ -54,18 +54,18 @@ pub(crate) fn dtype(name: &[u8]) -> DType {
     }
 }
 
-/// The number of an algorithm in a ring; 0 if the algorithm is unknown.
+/// The recorder's number of an algorithm; 0 if the algorithm is unknown.
 pub(crate) fn algorithm(name: &[u8]) -> u8 {
     number(&ALGORITHMS, name)
 }
 
-/// Whether the transfers of an operation with the algorithm of this number in a ring are those of CollNet.
+/// Whether the transfers of an operation whose algorithm has this number are those of CollNet.
 pub(crate) fn uses_collnet(number: u8) -> bool {
     let name = ALGORITHMS.get(usize::from(number));
     matches!(name, Some(&("COLLNET_DIRECT" | "COLLNET_CHAIN" | "NVLS")))
 }
 
-/// The number of a protocol in a ring; 0 if the protocol is unknown.
+/// The recorder's number of a protocol; 0 if the protocol is unknown.
 pub(crate) fn protocol(name: &[u8]) -> u8 {
     number(&PROTOCOLS, name)
 }

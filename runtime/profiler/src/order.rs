@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Counts a communicator's operations in plans of which NCCL reports the channels.
 ///
 /// The thread that launches counts those in plans, and the proxy thread those that have ended. If several threads do
-/// nevertheless, a count may be too low, which costs a search and is then corrected.
+/// nevertheless, a count may be too low. That of the ended ones costs a search, which corrects it. With too low a count
+/// of those in plans, an operation whose end NCCL does not report may stay in progress until a later search.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     /// Those in plans.

@@ -1,9 +1,10 @@
 //! The plug-in's state for its process: the ring, the communicators, and the operations in progress.
 //!
 //! The whole state is created with the first communicator and has a fixed size. After that, an event takes no lock,
-//! allocates no memory and makes no system call, except in three cases: it adds a communicator, its group of graph
-//! replays, a shape or a thread to the ring; a communicator ends; or the events that NCCL is asked for change. Events
-//! without a free slot are not followed. The ring counts groups and links for which its tables have no row.
+//! allocates no memory and makes no system call, except in four cases: it adds a communicator, its group of graph
+//! replays, a shape or a thread to the ring; a communicator ends; the events that NCCL is asked for change; or it
+//! searches all operations while another thread sets a slot up, for which it yields. Events without a free slot are not
+//! followed. The ring counts groups and links for which its tables have no row.
 
 use crate::deepening::MaskPlace;
 use crate::handle::{Kind, Pool, SlotUse, choose_key};

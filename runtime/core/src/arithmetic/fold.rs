@@ -300,8 +300,8 @@ pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob
     }
 }
 
-/// Multiplies `count` elements at `data` by `factor`. Integers are multiplied by the integer part of `factor`, floats
-/// of up to 32 bits in `f32`; `Bool` elements stay as they are.
+/// Multiplies `count` elements at `data` by `factor`. Integers are multiplied by the integer part of `factor`, limited
+/// to the range of their type, floats of up to 32 bits in `f32`; `Bool` elements stay as they are.
 ///
 /// # Safety
 /// `count` elements of `dtype` at `data` are readable and writable, and nothing else accesses them.

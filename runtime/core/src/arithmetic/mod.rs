@@ -272,8 +272,8 @@ fn second_out_ptr(second_out: Option<&mut [u8]>, len: usize) -> Option<*mut u8> 
     })
 }
 
-/// Multiplies every element by `factor`. Integers are multiplied by the integer part of `factor`, floats of up to 32
-/// bits in `f32`; `Bool` elements stay as they are.
+/// Multiplies every element by `factor`. Integers are multiplied by the integer part of `factor`, limited to the range
+/// of their type, floats of up to 32 bits in `f32`; `Bool` elements stay as they are.
 pub fn scale(dtype: DType, data: &mut [u8], factor: f64) {
     let Some(size) = dtype.size() else { return };
     // SAFETY: `data` is borrowed for writing, and `len / size` elements of `dtype` are not longer than it.

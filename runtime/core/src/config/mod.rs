@@ -249,7 +249,7 @@ impl Config {
     /// The defaults, overridden by the process's environment.
     ///
     /// # Errors
-    /// `InvalidArgument` names the variable, its value, and what it may be.
+    /// Same as [`from_lookup`](Self::from_lookup).
     pub fn from_environment() -> Result<Self> {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
@@ -289,7 +289,8 @@ impl Config {
     /// The defaults, overridden by the variables that `lookup` finds.
     ///
     /// # Errors
-    /// `InvalidArgument` names the variable, its value, and what it may be.
+    /// `InvalidArgument` names the variable, its value unless that is a secret, and what it may be; or two variables of
+    /// which only one may be set.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
         let mut config = Self::default();

@@ -155,7 +155,7 @@ impl Rendezvous {
             && local >= size
         {
             return Err(refused(format!(
-                "the local rank of rank {} is {local}, but this host has {size} ranks",
+                "the local rank of rank {} is {local}, but this host has {size} ranks: local ranks count from 0",
                 self.rank
             )));
         }
@@ -168,9 +168,13 @@ impl Rendezvous {
             )));
         }
         if self.master_port == 0 {
-            return Err(refused(
-                "MASTER_PORT is 0: all ranks must know the port".to_owned(),
-            ));
+            let port = match self.launcher {
+                Launcher::Explicit => "the port of the store",
+                _ => "MASTER_PORT",
+            };
+            return Err(refused(format!(
+                "{port} is 0: give all ranks one free port"
+            )));
         }
         Ok(self)
     }
@@ -368,7 +372,7 @@ mod tests {
             wrong(0, 0, 1),
             "the world size is 0: a job has at least one rank"
         );
-        assert!(wrong(0, 1, 0).starts_with("MASTER_PORT is 0"));
+        assert!(wrong(0, 1, 0).starts_with("the port of the store is 0"));
     }
 
     #[test]

@@ -49,8 +49,9 @@ impl InitMethod {
                 }
             }
         }
-        let rank = rank.ok_or_else(|| wrong("needs a rank"))?;
-        let world_size = world_size.ok_or_else(|| wrong("needs a world_size"))?;
+        let rank = rank.ok_or_else(|| wrong("needs a rank: add rank=N to its query"))?;
+        let world_size =
+            world_size.ok_or_else(|| wrong("needs a world_size: add world_size=N to its query"))?;
         match scheme {
             "tcp" => {
                 let place = place.trim_end_matches('/');

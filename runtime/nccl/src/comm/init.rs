@@ -66,8 +66,8 @@ impl WarmUp {
     fn connect(&self, comm: &Comm) -> Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
         comm.with(|library, raw| {
-            // SAFETY: the communicator is live, the stream is of its device, and the queue that owns both keeps the
-            // word for as long as the communicator.
+            // SAFETY: the communicator is live, and the stream is of its device. The word's memory is freed only after
+            // the work that is enqueued on this stream, on which it was allocated.
             let status = unsafe {
                 (library.table().broadcast)(
                     at,

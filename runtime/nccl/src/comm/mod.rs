@@ -66,8 +66,8 @@ impl AbandonedChild {
         if raw.is_null() {
             return Ok(());
         }
-        // SAFETY: only this value has the handle. The library is done with the child: the parent's abort has
-        // returned, and it joins the thread that makes the child (`ncclCommAbort`, init.cc).
+        // SAFETY: only this value has the handle. The library is done with the child: the parent's abort or destruction
+        // has returned, and each joins the thread that makes the child (`ncclCommEnsureReady`, init.cc).
         let status = unsafe { (library.table().comm_abort)(raw) };
         library.check("ncclCommAbort", status)
     }
@@ -199,8 +199,8 @@ impl Comm {
     /// Whether no work, such as joining, is in progress in the background.
     ///
     /// # Errors
-    /// `PeerLost` if the library reports that a peer or the network failed, else `Backend` with its message; `Closed`
-    /// as [`with`](Self::with).
+    /// With the library's message: `PeerLost` if it reports that a peer or the network failed, `Timeout` if a deadline
+    /// of its own has passed, else `Backend`. `Closed` as [`with`](Self::with).
     pub(crate) fn is_ready(&self) -> Result<bool> {
         self.with(Self::query)?
     }

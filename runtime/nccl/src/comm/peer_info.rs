@@ -51,7 +51,7 @@ impl PeerInfo {
         for info in infos {
             if info.version != first.version {
                 return Err(format!(
-                    "the ranks have different releases of NCCL: rank {} has {}, rank {} has {}",
+                    "the ranks have different releases of NCCL: rank {} has {}, rank {} has {}: load the same one on all",
                     first.rank,
                     Version(first.version),
                     info.rank,
@@ -312,7 +312,7 @@ mod tests {
     fn ranks_with_different_releases_of_nccl_are_refused() {
         let refusal = refusal(&[info(0, "x", 22_707), info(1, "y", 23_007)]);
         assert!(
-            refusal.ends_with("rank 0 has 2.27.7, rank 1 has 2.30.7"),
+            refusal.contains("rank 0 has 2.27.7, rank 1 has 2.30.7: load"),
             "{refusal}"
         );
     }

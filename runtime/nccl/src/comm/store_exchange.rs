@@ -50,7 +50,9 @@ impl StoreExchange {
                 return error;
             }
             let missing = self.missing(key);
-            let message = format!("some ranks of the group did not arrive: {missing}");
+            let message = format!(
+                "the ranks of the group did not all meet in time; did not arrive: {missing}"
+            );
             Error::new(ErrorKind::Timeout, message)
         })?;
         self.remove_gathered(key);

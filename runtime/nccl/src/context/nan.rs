@@ -215,8 +215,8 @@ impl NanFinder {
             .and_then(|()| streams.sync_events.mark(stream));
         let waited = checked.and_then(|mark| wait_for(&mark, aborted));
         if let Err(error) = waited {
-            // The device may still write to the slot, and use the kernels.
-            std::mem::forget((slot, kernels));
+            // The device may still read the buffer, write to the slot, and use the kernels.
+            std::mem::forget((buffer.share_owner(), slot, kernels));
             return Err(error);
         }
         // SAFETY: `host` is the address of eight aligned bytes of the slot. The copy has written them, since the event
@@ -336,8 +336,8 @@ impl Kernels {
             [&mut at, &mut len, &mut mask, &mut limit, &mut found]
                 .map(|parameter| std::ptr::from_mut::<u64>(parameter).cast());
         // SAFETY: the kernel takes five 64-bit parameters, which the call copies before it returns. It reads `len`
-        // floats at `at`, the buffer's own memory, and writes 64 bits at `found`. The caller keeps both until the
-        // kernel has ended, or leaks them.
+        // floats at `at`, the buffer's own memory, and writes 64 bits at `found`. `find` keeps both until the kernel has
+        // ended, or leaks them: device memory has an owner.
         let status = unsafe {
             (self.device.driver().table().launch_kernel)(
                 function,

@@ -287,7 +287,8 @@ impl NcclOptions {
         if let Some(value) = text("RCOMM_NCCL_ALGORITHMS") {
             let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_,^".contains(&byte);
             if value.len() > 256 || !value.bytes().all(is_name) {
-                let expected = "names of NCCL's algorithms with commas between them";
+                let expected = "at most 256 bytes of names of NCCL's algorithms with commas between them, after ^ \
+                                those that it may not use";
                 return Err(refused("RCOMM_NCCL_ALGORITHMS", &value, expected));
             }
             options.algorithms = Some(value);

@@ -87,7 +87,7 @@ fn lock(deferred: &Mutex<Vec<DeferredFree>>) -> MutexGuard<'_, Vec<DeferredFree>
 
 // SAFETY: the context is a handle of the driver, which may be pushed on any thread, on several at once.
 unsafe impl Send for CudaDevice {}
-// SAFETY: the driver lets several threads push the context at once. What changes after `open` is behind a
+// SAFETY: the driver lets several threads push the context at once. What changes after `open` is atomic or behind a
 // lock.
 unsafe impl Sync for CudaDevice {}
 

@@ -211,7 +211,7 @@ impl CudaDriver {
             Error::new(
                 ErrorKind::Backend,
                 format!(
-                    "no usable CUDA driver was found; tried {} ({reason})",
+                    "no usable CUDA driver was found; tried {} ({reason}); set RCOMM_CUDA_LIB to the path of {SONAME}",
                     path.display()
                 ),
             )

@@ -343,7 +343,7 @@ impl CommQueue {
         let timed_out = || {
             Error::new(
                 ErrorKind::Timeout,
-                "operations are still in progress on the device",
+                "operations of the group have not ended in time",
             )
         };
         let mut pause = Duration::from_micros(20);
@@ -493,8 +493,8 @@ fn log_close_error(error: &Error) {
 
 impl Drop for CommQueue {
     fn drop(&mut self) {
-        // The communicator is dropped before the objects that it uses. If it is leaked, or another reference keeps
-        // it alive, those objects are leaked as well.
+        // The communicator is dropped before the objects that it uses. If it has not ended by then (it is leaked,
+        // another reference keeps it alive, or the library fails or does not return), those objects are leaked as well.
         if let Some(comm) = self.comm.take()
             && !self.end_or_leak(comm)
         {

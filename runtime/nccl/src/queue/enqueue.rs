@@ -507,7 +507,7 @@ impl Pauses {
 /// Returns whether a call is done or still in progress.
 ///
 /// # Errors
-/// `Backend` with the library's message.
+/// Those of [`NcclLibrary::check_on`].
 pub(super) fn check_call(
     library: &NcclLibrary,
     raw: NcclComm,

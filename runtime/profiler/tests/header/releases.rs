@@ -2,8 +2,7 @@
 //!
 //! `RCOMM_TEST_NCCL_SOURCES` names folders with the source of one release each, with colons between them. The sources
 //! are not in this repository. The interface has been compared with the headers of 2.26.2, 2.26.3, 2.26.5, 2.26.6,
-//! 2.27.3, 2.27.5,
-//! 2.27.6, 2.27.7, 2.28.3, 2.28.7, 2.28.9, 2.29.2, 2.29.3, 2.29.7, 2.30.3, 2.30.4 and 2.30.7.
+//! 2.27.3, 2.27.5, 2.27.6, 2.27.7, 2.28.3, 2.28.7, 2.28.9, 2.29.2, 2.29.3, 2.29.7, 2.30.3, 2.30.4 and 2.30.7.
 
 use super::{EVENTS, FACTS, STATES};
 use rcomm_nccl_profiler::abi::{

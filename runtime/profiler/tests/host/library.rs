@@ -462,7 +462,11 @@ impl Plugin {
 
     /// Reports the beginning of a plan, with no place into which the plug-in could write the handle.
     pub(crate) fn start_without_out(&self, comm: &Comm) {
-        let mut descriptor = DescriptorV5 {
+        /// A descriptor in memory for the longest one, which is that of version 3.
+        #[repr(C)]
+        struct Padded(DescriptorV5, u64);
+        const { assert!(size_of::<Padded>() >= size_of::<DescriptorV3>()) };
+        let descriptor = DescriptorV5 {
             kind: event::GROUP,
             parent: null_mut(),
             rank: comm.rank,
@@ -470,10 +474,11 @@ impl Plugin {
                 proxy_step: ProxyStep { step: 0 },
             },
         };
+        let mut padded = Padded(descriptor, 0);
         let start = self.table::<InitV5, DescriptorV5>().start_event;
         // SAFETY: for a plan, all versions read only the kind, which is in the first byte and, since version 5, in the
-        // first eight. The descriptor is at least as long as that of any version but 3, whose facts are not read.
-        let code = unsafe { start(comm.context.0, null_mut(), &mut descriptor) };
+        // first eight. The memory is at least as long as the descriptor of any version.
+        let code = unsafe { start(comm.context.0, null_mut(), (&raw mut padded).cast()) };
         assert_eq!(code, 0);
     }
 

@@ -203,7 +203,7 @@ impl Host {
                 ErrorKind::Store,
                 format!(
                     "the store has {stored:?} under {maker_key}, instead of a rank and the name of \
-                     its socket"
+                     its socket: check that no other program writes to the store"
                 ),
             )
         })?;

@@ -4,8 +4,8 @@
 #   examples/several-hosts/mpi.sh node1:4,node2:4 target/release/ddp
 #   examples/several-hosts/mpi.sh imitate:2x2 target/release/ddp     # two hosts with two ranks each, imitated here
 #
-# The first host serves the job's store on port MASTER_PORT (29500). Ranks of different imitated hosts share no memory and
-# reach each other over TCP, as on real hosts.
+# The first host serves the job's store on port MASTER_PORT (29500). Ranks of different imitated hosts share no memory
+# and reach each other over TCP, as on real hosts.
 set -euo pipefail
 
 hosts=${1:?hosts as mpirun takes them, or imitate:HOSTSxRANKS}

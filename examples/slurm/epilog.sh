@@ -12,7 +12,8 @@ set -uo pipefail
 keep=${RCOMM_KEEP:-/shared/rcomm}
 rings=/dev/shm/rcomm-$SLURM_JOB_UID
 
-# The folders are the user's, and may hold links to files that only root can read, or lie on a disk that does not respond.
+# The folders are the user's, and may hold links to files that only root can read, or lie on a disk that does not
+# respond.
 group=${SLURM_JOB_GID:-$(id -g "$SLURM_JOB_UID")}
 as_user() { setpriv --reuid "$SLURM_JOB_UID" --regid "$group" --clear-groups timeout 60 "$@"; }
 

@@ -2,8 +2,8 @@
 //!
 //! The two ranks are threads of this process. They use the loopback interface, which is faster than any network:
 //! between hosts the share of TLS is smaller. Each row has, for plain TCP and for TLS, the median and the least of the
-//! rounds' means, and then the two ratios of TLS to plain TCP. Rounds with and without TLS alternate, so that other load
-//! affects both.
+//! rounds' means, and then the two ratios of TLS to plain TCP. Rounds with and without TLS alternate, so that other
+//! load affects both.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 

@@ -384,8 +384,8 @@ impl Network {
         Some(network)
     }
 
-    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, and checks that each has one address for each text in
-    /// the list `expected`, which begins with the text. The name `first` resolves to the first host's address on the
+    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, and checks that each has one address for each text
+    /// in the list `expected`, which begins with the text. The name `first` resolves to the first host's address on the
     /// second host, and to one of the loopback interface on the first.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();

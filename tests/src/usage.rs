@@ -54,8 +54,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// The smallest of ten counts within a fifth of a second. In a single count there may be the sockets of a group that
-    /// a thread closes, or a file that one is reading.
+    /// The smallest of ten counts within a fifth of a second. In a single count there may be the sockets of a group
+    /// that a thread closes, or a file that one is reading.
     pub fn now() -> Self {
         let (counts, pause) = COUNTS;
         (1..counts).fold(Self::count(), |held, _| {

@@ -19,8 +19,8 @@ const MENDED_OF_CLASS: &[(Class, u64)] = &[
     (Class::Dumps, 461),
     (Class::Dumps, 567),
 ];
-/// Seeds whose reports still state something false: a rank whose group had failed before it came there is blamed for not
-/// coming.
+/// Seeds whose reports still state something false: a rank whose group had failed before it came there is blamed for
+/// not coming.
 const STILL_WRONG: &[(Class, u64)] = &[(Class::Dumps, 16)];
 /// The seeds that every test run judges.
 const SEEDS: Range<u64> = 0..160;

@@ -36,7 +36,8 @@ pub struct KernelProgress {
     /// When NCCL reported that the operation is in a plan, wall clock, ns since the epoch; 0 if not seen.
     pub enqueued_ns: i64,
     /// When the operation's kernel was launched, wall clock, ns since the epoch; 0 until NCCL has reported the end of
-    /// the launch. NCCL reports the plan right after the launch, so the plug-in gives the time of that report here, too.
+    /// the launch. NCCL reports the plan right after the launch, so the plug-in gives the time of that report here,
+    /// too.
     pub launched_ns: i64,
     /// Channels that the device has started, one bit each.
     pub started: u64,

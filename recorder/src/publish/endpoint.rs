@@ -227,8 +227,8 @@ impl Endpoint {
         let waits: Arc<Mutex<ListWaits>> = Arc::new(Mutex::new(Arc::new(Vec::new)));
         let served = (callbacks.clone(), program_handlers.clone(), waits.clone());
         let work = move || {
-            // Tokio's writes raise SIGPIPE on this thread if a client is gone. Rust programs ignore the signal; it would
-            // end other programs. If the signal cannot be blocked, the endpoint is served even so.
+            // Tokio's writes raise SIGPIPE on this thread if a client is gone. Rust programs ignore the signal; it
+            // would end other programs. If the signal cannot be blocked, the endpoint is served even so.
             let mut blocked = SigSet::empty();
             blocked.add(Signal::SIGPIPE);
             let _ = blocked.thread_block();

@@ -378,8 +378,8 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
 // Releases the device memory of the group's communicators that can be made again, for example while the program
 // generates between two phases of training. Operations on devices are refused until `rcomm_group_resume`. All members
 // call this. Waits for the other members and the operations under way, for the handle's time-out at most; after
-// `RCOMM_TIMEOUT` the group is unusable. `RCOMM_UNSUPPORTED` if the group has no backend for devices, or its NCCL is too
-// old; `RCOMM_INVALID_ARGUMENT` if the group is suspended.
+// `RCOMM_TIMEOUT` the group is unusable. `RCOMM_UNSUPPORTED` if the group has no backend for devices, or its NCCL is
+// too old; `RCOMM_INVALID_ARGUMENT` if the group is suspended.
 //
 // # Safety
 // `group` is a valid handle.
@@ -400,17 +400,17 @@ int32_t rcomm_group_resume(const struct rcomm_group *group);
 int32_t rcomm_group_comm_memory(const struct rcomm_group *group,
                                 struct rcomm_comm_memory *memory);
 
-// Makes a pool without segments for this rank's device. `RCOMM_BACKEND` if there is no NCCL; `RCOMM_UNSUPPORTED` if it is
-// too old to allocate or register memory.
+// Makes a pool without segments for this rank's device. `RCOMM_BACKEND` if there is no NCCL; `RCOMM_UNSUPPORTED` if it
+// is too old to allocate or register memory.
 //
 // # Safety
 // `world` is a valid handle; `pool` may be written.
 int32_t rcomm_pool_new(const struct rcomm_world *world,
                        struct rcomm_pool **pool);
 
-// Allocates a segment of `bytes` bytes, with undefined contents, registers it with the groups of the pool, and writes its
-// address on the device. If a group does not register it, the segment is freed again. Waits until no launch of a group is
-// in progress, at most 30 seconds for each registration.
+// Allocates a segment of `bytes` bytes, with undefined contents, registers it with the groups of the pool, and writes
+// its address on the device. If a group does not register it, the segment is freed again. Waits until no launch of a
+// group is in progress, at most 30 seconds for each registration.
 //
 // # Safety
 // `pool` is a valid handle; `address` may be written.
@@ -418,9 +418,9 @@ int32_t rcomm_pool_allocate(const struct rcomm_pool *pool,
                             size_t bytes,
                             void **address);
 
-// Deregisters the segment at this address from all groups of the pool and frees it. Waits for the groups' operations on
-// it, at most 30 seconds for each group. `RCOMM_INVALID_ARGUMENT` if the pool has no such segment. After the error of a
-// group that does not deregister it the segment stays.
+// Deregisters the segment at this address from all groups of the pool and frees it. Waits for the groups' operations
+// on it, at most 30 seconds for each group. `RCOMM_INVALID_ARGUMENT` if the pool has no such segment. After the error
+// of a group that does not deregister it the segment stays.
 //
 // # Safety
 // `pool` is a valid handle; the operations on the segment have released it, and it is not used afterwards.
@@ -445,18 +445,18 @@ int32_t rcomm_pool_register(const struct rcomm_pool *pool,
 int32_t rcomm_pool_deregister(const struct rcomm_pool *pool,
                               const struct rcomm_group *group);
 
-// Writes the segments of the pool, sorted by address, as JSON: a list of `{"address": .., "bytes": ..}`. Free the text with
-// `rcomm_text_free`.
+// Writes the segments of the pool, sorted by address, as JSON: a list of `{"address": .., "bytes": ..}`. Free the text
+// with `rcomm_text_free`.
 //
 // # Safety
 // `pool` is a valid handle; `json` may be written.
 int32_t rcomm_pool_segments(const struct rcomm_pool *pool,
                             char **json);
 
-// Makes this the pool from which the functions that are written to `allocate` and `release` take and return segments of
-// its device, until the process ends: they have the signatures of PyTorch's `CUDAPluggableAllocator`. Their stream is not
-// used; where they fail, the reason is logged, and `allocate` returns NULL. `RCOMM_INVALID_ARGUMENT` if another pool is
-// installed for the device.
+// Makes this the pool from which the functions that are written to `allocate` and `release` take and return segments
+// of its device, until the process ends: they have the signatures of PyTorch's `CUDAPluggableAllocator`. Their stream
+// is not used; where they fail, the reason is logged, and `allocate` returns NULL. `RCOMM_INVALID_ARGUMENT` if another
+// pool is installed for the device.
 //
 // # Safety
 // `pool` is a valid handle; `allocate` and `release` may be written.
@@ -468,8 +468,8 @@ int32_t rcomm_pool_install(const struct rcomm_pool *pool,
 // registered any more. NULL has no effect.
 //
 // # Safety
-// `pool` is NULL or a valid handle that is not used afterwards; its segments are not used afterwards unless the pool is
-// installed.
+// `pool` is NULL or a valid handle that is not used afterwards; its segments are not used afterwards unless the pool
+// is installed.
 void rcomm_pool_free(struct rcomm_pool *pool);
 
 // Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it come from the
@@ -587,8 +587,8 @@ int32_t rcomm_stream_default(const struct rcomm_world *world, struct rcomm_strea
 // `RCOMM_INVALID_ARGUMENT` if the stream is of another device.
 //
 // # Safety
-// `world` is a valid handle; `raw` is a live stream, which stays one until the handle and all that was made with it are
-// freed and every operation on them has released its memory; `stream` may be written.
+// `world` is a valid handle; `raw` is a live stream, which stays one until the handle and all that was made with it
+// are freed and every operation on them has released its memory; `stream` may be written.
 int32_t rcomm_stream_borrow(const struct rcomm_world *world,
                             void *raw,
                             struct rcomm_stream **stream);
@@ -1522,10 +1522,11 @@ int32_t rcomm_symmetric_close(struct rcomm_symmetric *memory);
 void rcomm_symmetric_free(struct rcomm_symmetric *memory);
 
 // Makes collectives of the ranks of `rcomm_world_group`, with their numbers there, over the store at which the ranks
-// found each other. All these ranks make collectives of the same name, and call the same functions with them in the same
-// order. The name distinguishes their keys from others in the store. They also have the number of the world's attempt, so
-// a name is used once in an attempt: a job that is started again may use it again. A call waits for `timeout_ms` at most,
-// and after a time-out for two seconds more to find out which ranks did not come: the error's text names them.
+// found each other. All these ranks make collectives of the same name, and call the same functions with them in the
+// same order. The name distinguishes their keys from others in the store. They also have the number of the world's
+// attempt, so a name is used once in an attempt: a job that is started again may use it again. A call waits for
+// `timeout_ms` at most, and after a time-out for two seconds more to find out which ranks did not come: the error's
+// text names them.
 //
 // # Safety
 // `world` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.
@@ -1533,9 +1534,9 @@ int32_t rcomm_store_collectives_new(const struct rcomm_world *world,
                                     const char *name,
                                     struct rcomm_store_collectives **made);
 
-// Like `rcomm_store_collectives_new`, of `size` ranks, for rank `rank`, over the store that `rcomm_config_set_store` has
-// set: it needs no world. The keys have no number of an attempt: a name is used once in the life of the store, so where
-// the store outlives an attempt of the job, the program puts a number of the attempt into the name.
+// Like `rcomm_store_collectives_new`, of `size` ranks, for rank `rank`, over the store that `rcomm_config_set_store`
+// has set: it needs no world. The keys have no number of an attempt: a name is used once in the life of the store, so
+// where the store outlives an attempt of the job, the program puts a number of the attempt into the name.
 // `RCOMM_INVALID_ARGUMENT` if no store was set.
 //
 // # Safety
@@ -1608,8 +1609,8 @@ int32_t rcomm_store_gather(const struct rcomm_store_collectives *collectives,
 // wait; the lists of the other ranks are ignored. Free the value with `rcomm_values_free`.
 //
 // # Safety
-// `collectives` is a valid handle; on `root`, `list` and `lengths` have `count` members, and as many bytes as its length
-// says lie at each pointer of `list`, which may be NULL if there are none; `values` may be written.
+// `collectives` is a valid handle; on `root`, `list` and `lengths` have `count` members, and as many bytes as its
+// length says lie at each pointer of `list`, which may be NULL if there are none; `values` may be written.
 int32_t rcomm_store_scatter(const struct rcomm_store_collectives *collectives,
                             const uint8_t *const *list,
                             const size_t *lengths,
@@ -1724,8 +1725,8 @@ int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
 
 // Maps the part of `peer` into this process's address space, until the window is closed or freed: writes the part's
 // address to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
-// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, was not made by `rcomm_window_allocate`, or
-// could not be mapped.
+// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, was not made by `rcomm_window_allocate`,
+// or could not be mapped.
 //
 // # Safety
 // `window` is a valid handle; `start` and `bytes` may be written.

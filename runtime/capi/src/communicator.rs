@@ -45,8 +45,8 @@ fn deadline_of(group: &ProcessGroup) -> Deadline {
 /// Releases the device memory of the group's communicators that can be made again, for example while the program
 /// generates between two phases of training. Operations on devices are refused until `rcomm_group_resume`. All members
 /// call this. Waits for the other members and the operations under way, for the handle's time-out at most; after
-/// `RCOMM_TIMEOUT` the group is unusable. `RCOMM_UNSUPPORTED` if the group has no backend for devices, or its NCCL is too
-/// old; `RCOMM_INVALID_ARGUMENT` if the group is suspended.
+/// `RCOMM_TIMEOUT` the group is unusable. `RCOMM_UNSUPPORTED` if the group has no backend for devices, or its NCCL is
+/// too old; `RCOMM_INVALID_ARGUMENT` if the group is suspended.
 ///
 /// # Safety
 /// `group` is a valid handle.
@@ -98,8 +98,8 @@ pub unsafe extern "C" fn rcomm_group_comm_memory(
     })
 }
 
-/// Makes a pool without segments for this rank's device. `RCOMM_BACKEND` if there is no NCCL; `RCOMM_UNSUPPORTED` if it is
-/// too old to allocate or register memory.
+/// Makes a pool without segments for this rank's device. `RCOMM_BACKEND` if there is no NCCL; `RCOMM_UNSUPPORTED` if it
+/// is too old to allocate or register memory.
 ///
 /// # Safety
 /// `world` is a valid handle; `pool` may be written.
@@ -115,9 +115,9 @@ pub unsafe extern "C" fn rcomm_pool_new(world: *const World, pool: *mut *mut Poo
     })
 }
 
-/// Allocates a segment of `bytes` bytes, with undefined contents, registers it with the groups of the pool, and writes its
-/// address on the device. If a group does not register it, the segment is freed again. Waits until no launch of a group is
-/// in progress, at most 30 seconds for each registration.
+/// Allocates a segment of `bytes` bytes, with undefined contents, registers it with the groups of the pool, and writes
+/// its address on the device. If a group does not register it, the segment is freed again. Waits until no launch of a
+/// group is in progress, at most 30 seconds for each registration.
 ///
 /// # Safety
 /// `pool` is a valid handle; `address` may be written.
@@ -140,9 +140,9 @@ pub unsafe extern "C" fn rcomm_pool_allocate(
     })
 }
 
-/// Deregisters the segment at this address from all groups of the pool and frees it. Waits for the groups' operations on
-/// it, at most 30 seconds for each group. `RCOMM_INVALID_ARGUMENT` if the pool has no such segment. After the error of a
-/// group that does not deregister it the segment stays.
+/// Deregisters the segment at this address from all groups of the pool and frees it. Waits for the groups' operations
+/// on it, at most 30 seconds for each group. `RCOMM_INVALID_ARGUMENT` if the pool has no such segment. After the error
+/// of a group that does not deregister it the segment stays.
 ///
 /// # Safety
 /// `pool` is a valid handle; the operations on the segment have released it, and it is not used afterwards.
@@ -189,8 +189,8 @@ pub unsafe extern "C" fn rcomm_pool_deregister(pool: *const Pool, group: *const 
     })
 }
 
-/// Writes the segments of the pool, sorted by address, as JSON: a list of `{"address": .., "bytes": ..}`. Free the text with
-/// `rcomm_text_free`.
+/// Writes the segments of the pool, sorted by address, as JSON: a list of `{"address": .., "bytes": ..}`. Free the text
+/// with `rcomm_text_free`.
 ///
 /// # Safety
 /// `pool` is a valid handle; `json` may be written.
@@ -206,10 +206,10 @@ pub unsafe extern "C" fn rcomm_pool_segments(pool: *const Pool, json: *mut *mut 
     })
 }
 
-/// Makes this the pool from which the functions that are written to `allocate` and `release` take and return segments of
-/// its device, until the process ends: they have the signatures of PyTorch's `CUDAPluggableAllocator`. Their stream is not
-/// used; where they fail, the reason is logged, and `allocate` returns NULL. `RCOMM_INVALID_ARGUMENT` if another pool is
-/// installed for the device.
+/// Makes this the pool from which the functions that are written to `allocate` and `release` take and return segments
+/// of its device, until the process ends: they have the signatures of PyTorch's `CUDAPluggableAllocator`. Their stream
+/// is not used; where they fail, the reason is logged, and `allocate` returns NULL. `RCOMM_INVALID_ARGUMENT` if another
+/// pool is installed for the device.
 ///
 /// # Safety
 /// `pool` is a valid handle; `allocate` and `release` may be written.
@@ -241,8 +241,8 @@ pub unsafe extern "C" fn rcomm_pool_install(
 /// registered any more. NULL has no effect.
 ///
 /// # Safety
-/// `pool` is NULL or a valid handle that is not used afterwards; its segments are not used afterwards unless the pool is
-/// installed.
+/// `pool` is NULL or a valid handle that is not used afterwards; its segments are not used afterwards unless the pool
+/// is installed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_pool_free(pool: *mut Pool) {
     // SAFETY: `pool` is NULL or a handle of this type that the caller gives up.

@@ -73,8 +73,8 @@ pub unsafe extern "C" fn rcomm_stream_default(
 /// `RCOMM_INVALID_ARGUMENT` if the stream is of another device.
 ///
 /// # Safety
-/// `world` is a valid handle; `raw` is a live stream, which stays one until the handle and all that was made with it are
-/// freed and every operation on them has released its memory; `stream` may be written.
+/// `world` is a valid handle; `raw` is a live stream, which stays one until the handle and all that was made with it
+/// are freed and every operation on them has released its memory; `stream` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_stream_borrow(
     world: *const World,

@@ -129,8 +129,8 @@ unsafe fn buffer(
     if let Some(stream) = &owner.stream {
         let (at, kept) = (data.addr().get() as u64, owner.kept.clone());
         let at = if count == 0 { 0 } else { at };
-        // SAFETY: `count` elements lie at this address of the device; the driver refuses one that is not the device's. C
-        // keeps the memory valid until the operation has released it, itself or through `owner`.
+        // SAFETY: `count` elements lie at this address of the device; the driver refuses one that is not the device's.
+        // C keeps the memory valid until the operation has released it, itself or through `owner`.
         return unsafe { DeviceBuffer::foreign(stream, at, dtype, count, kept) }?.buffer();
     }
     // SAFETY: `count` elements lie at `data` (none if the caller passed NULL). C has initialized them or lets

@@ -283,8 +283,8 @@ impl Store for CallerStore {
         ))
     }
 
-    /// The caller's store does not say which rank has set a key: of two ranks that append equal values at once, one value
-    /// may be lost. What the runtime appends names the group that it is from, and no two groups append the same.
+    /// The caller's store does not say which rank has set a key: of two ranks that append equal values at once, one
+    /// value may be lost. What the runtime appends names the group that it is from, and no two groups append the same.
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         let mut before = self.look(key, Duration::ZERO)?.unwrap_or_default();
         for _ in 0..APPEND_TRIES {

@@ -21,10 +21,11 @@ pub struct ValueCollectives {
 pub struct Values(Vec<Vec<u8>>);
 
 /// Makes collectives of the ranks of `rcomm_world_group`, with their numbers there, over the store at which the ranks
-/// found each other. All these ranks make collectives of the same name, and call the same functions with them in the same
-/// order. The name distinguishes their keys from others in the store. They also have the number of the world's attempt, so
-/// a name is used once in an attempt: a job that is started again may use it again. A call waits for `timeout_ms` at most,
-/// and after a time-out for two seconds more to find out which ranks did not come: the error's text names them.
+/// found each other. All these ranks make collectives of the same name, and call the same functions with them in the
+/// same order. The name distinguishes their keys from others in the store. They also have the number of the world's
+/// attempt, so a name is used once in an attempt: a job that is started again may use it again. A call waits for
+/// `timeout_ms` at most, and after a time-out for two seconds more to find out which ranks did not come: the error's
+/// text names them.
 ///
 /// # Safety
 /// `world` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.
@@ -48,9 +49,9 @@ pub unsafe extern "C" fn rcomm_store_collectives_new(
     })
 }
 
-/// Like `rcomm_store_collectives_new`, of `size` ranks, for rank `rank`, over the store that `rcomm_config_set_store` has
-/// set: it needs no world. The keys have no number of an attempt: a name is used once in the life of the store, so where
-/// the store outlives an attempt of the job, the program puts a number of the attempt into the name.
+/// Like `rcomm_store_collectives_new`, of `size` ranks, for rank `rank`, over the store that `rcomm_config_set_store`
+/// has set: it needs no world. The keys have no number of an attempt: a name is used once in the life of the store, so
+/// where the store outlives an attempt of the job, the program puts a number of the attempt into the name.
 /// `RCOMM_INVALID_ARGUMENT` if no store was set.
 ///
 /// # Safety
@@ -215,8 +216,8 @@ pub unsafe extern "C" fn rcomm_store_gather(
 /// wait; the lists of the other ranks are ignored. Free the value with `rcomm_values_free`.
 ///
 /// # Safety
-/// `collectives` is a valid handle; on `root`, `list` and `lengths` have `count` members, and as many bytes as its length
-/// says lie at each pointer of `list`, which may be NULL if there are none; `values` may be written.
+/// `collectives` is a valid handle; on `root`, `list` and `lengths` have `count` members, and as many bytes as its
+/// length says lie at each pointer of `list`, which may be NULL if there are none; `values` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_store_scatter(
     collectives: *const ValueCollectives,

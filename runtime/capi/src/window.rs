@@ -269,8 +269,8 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
 
 /// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes the part's
 /// address to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
-/// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, was not made by `rcomm_window_allocate`, or
-/// could not be mapped.
+/// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, was not made by `rcomm_window_allocate`,
+/// or could not be mapped.
 ///
 /// # Safety
 /// `window` is a valid handle; `start` and `bytes` may be written.

@@ -166,8 +166,8 @@ impl MemoryPool {
     /// ended, unless their buffers keep it alive.
     ///
     /// # Blocking
-    /// Same as [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30 seconds
-    /// for each.
+    /// Same as [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30
+    /// seconds for each.
     ///
     /// # Errors
     /// `InvalidArgument` if the pool has no such segment; the error of a group that does not deregister it. The segment

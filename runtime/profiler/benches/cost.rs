@@ -348,7 +348,8 @@ fn compare(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
 fn table() -> &'static Table {
     let library: &'static libloading::Library = Box::leak(Box::new(loader::load()));
     let table = loader::table(library, 6).cast::<Table>();
-    // SAFETY: the plug-in has a table of this type for version 6 (checked: not null), which lives as long as the library.
+    // SAFETY: the plug-in has a table of this type for version 6 (checked: not null), which lives as long as the
+    // library.
     unsafe { table.as_ref() }.expect("the plug-in has version 6")
 }
 

@@ -207,8 +207,8 @@ unsafe fn coll_task<'t>(
     coll: &'t abi::Coll,
     named: Option<Named<'t>>,
 ) -> Task<'t, impl FnOnce() -> Call> {
-    // SAFETY: the texts of `coll` are null or end with a zero, and the caller does not change them while the task, whose
-    // `call` reads them, is used.
+    // SAFETY: the texts of `coll` are null or end with a zero, and the caller does not change them while the task,
+    // whose `call` reads them, is used.
     let call =
         move || unsafe { call_of(coll.func, coll.datatype, coll.count, Some(coll.root), None) };
     // SAFETY: as above.

@@ -64,8 +64,8 @@ impl Process {
         Some((at, self.communicators.get(at)?))
     }
 
-    /// Handles the beginning of a plan: the operations reported after it come after those before it. Up to version 4 NCCL
-    /// reports the operations of a plan only if the plan has a handle, whether or not the plug-in asks for plans
+    /// Handles the beginning of a plan: the operations reported after it come after those before it. Up to version 4
+    /// NCCL reports the operations of a plan only if the plan has a handle, whether or not the plug-in asks for plans
     /// (`ncclProfilerStartTaskEvents`, plugin/profiler.cc:235 of 2.26.2 and 240 of 2.27.7).
     pub(crate) fn plan_starts(&self, context: *mut c_void) -> *mut c_void {
         if let Some((_, communicator)) = self.communicator(context) {

@@ -10,9 +10,10 @@
 //! torchrun train.py
 //! ```
 //!
-//! The plug-in never makes NCCL fail, since it answers every event with success. It starts one thread, which removes the
-//! rings of dead jobs and ends within seconds. If no ring can be created, it prints one line to standard error, requests
-//! no events, and prints nothing more. A child that `fork` makes records nothing, since the ring belongs to its parent.
+//! The plug-in never makes NCCL fail, since it answers every event with success. It starts one thread, which removes
+//! the rings of dead jobs and ends within seconds. If no ring can be created, it prints one line to standard error,
+//! requests no events, and prints nothing more. A child that `fork` makes records nothing, since the ring belongs to
+//! its parent.
 
 #![warn(missing_docs)]
 

@@ -72,8 +72,8 @@ fn remove_old_rings(process: &'static Process) {
 
 fn block_signals() {
     let mut all = std::mem::MaybeUninit::uninit();
-    // SAFETY: `sigfillset` initializes the set, which lives until both calls return. They change the mask of this thread
-    // alone.
+    // SAFETY: `sigfillset` initializes the set, which lives until both calls return. They change the mask of this
+    // thread alone.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());

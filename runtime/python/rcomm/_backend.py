@@ -30,8 +30,8 @@ from .torch import _job, _library_folders
 
 NAME = "rcomm"
 
-# The version of PyTorch on which the backend was tested. The backend calls private functions of PyTorch, which any other
-# version may change.
+# The version of PyTorch on which the backend was tested. The backend calls private functions of PyTorch, which any
+# other version may change.
 _TESTED = "2.15"
 # The variable with which a process uses the backend on another version.
 _UNTESTED = "RCOMM_UNTESTED_TORCH"

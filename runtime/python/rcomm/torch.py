@@ -561,7 +561,7 @@ class _Recorder:
 
 def _is_at_prompt() -> bool:
     """Whether the exception for which `sys.excepthook` is called leaves the program at a prompt: its own one, that of
-    `python -i`, or one that it has opened with the module `code`. Not whether there has been one: `sys.ps1` stays set."""
+    `python -i`, or one it has opened with the module `code`. Not whether there has been one: `sys.ps1` stays set."""
     main = sys.modules.get("__main__")
     if sys.flags.interactive or sys.flags.inspect or (hasattr(sys, "ps1") and not hasattr(main, "__file__")):
         return True

@@ -1,8 +1,8 @@
 //! Records with which code the process exits.
 //!
 //! Python runs its own exit functions without telling them the code; the C library passes the code to functions that
-//! were registered by `on_exit`. A process that a signal kills, or that calls `_exit`, runs no such function; for SIGTERM see
-//! [`termination`](crate::termination).
+//! were registered by `on_exit`. A process that a signal kills, or that calls `_exit`, runs no such function; for
+//! SIGTERM see [`termination`](crate::termination).
 
 use crate::ring::RingState;
 use crate::termination;

@@ -201,8 +201,8 @@ impl Ring {
         exit::watch(&self.0).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 
-    /// From now on, a SIGTERM that ends the process is recorded as exit code 143, as a shell reports it. Does nothing if
-    /// another ring of the process does so, or if the program handles or ignores the signal.
+    /// From now on, a SIGTERM that ends the process is recorded as exit code 143, as a shell reports it. Does nothing
+    /// if another ring of the process does so, or if the program handles or ignores the signal.
     fn notes_termination(&self) {
         termination::watch(&self.0);
     }

@@ -13,10 +13,10 @@ use std::sync::{Mutex, PoisonError};
 
 /// Judges simulated jobs whose truth is known, and prints one line for each whose report is not right.
 ///
-/// A report is wrong if it accuses a rank that did nothing wrong, or if its verdict is false: that all is well while the
-/// job hangs or a rank has crashed, that something is wrong with a healthy job, or an end that the job did not have. It
-/// is in doubt if it states nothing false and does not name the rank at fault. The exit
-/// code is 1 if any report was wrong.
+/// A report is wrong if it accuses a rank that did nothing wrong, or if its verdict is false: that all is well while
+/// the job hangs or a rank has crashed, that something is wrong with a healthy job, or an end that the job did not
+/// have. It is in doubt if it states nothing false and does not name the rank at fault. The exit code is 1 if any
+/// report was wrong.
 #[derive(Parser)]
 #[command(name = "hunt")]
 struct Options {

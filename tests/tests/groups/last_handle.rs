@@ -1,4 +1,5 @@
-//! What the watchdog or a loop over all groups drops last: a group whose backend takes long to end, or the world itself.
+//! What the watchdog or a loop over all groups drops last: a group whose backend takes long to end, or the world
+//! itself.
 
 use super::failing;
 use rcomm::backend::GroupContext;

@@ -56,8 +56,8 @@ fn groups_are_split_off_one_another() {
 
 #[test]
 fn the_number_of_a_communicator_is_read_where_the_library_states_it_and_else_computed() {
-    // The simulator's own formula is that of NCCL 2.30.7. With `comm_hash`, communicators that were joined have the number
-    // 77, those that were split off them 78, and those that were split off these 79.
+    // The simulator's own formula is that of NCCL 2.30.7. With `comm_hash`, communicators that were joined have the
+    // number 77, those that were split off them 78, and those that were split off these 79.
     let (_folder, lacking) = super::libraries::without(&["ncclCommQueryProperties"]);
     let current = rcomm_tests::simulator::path();
     let jobs = [

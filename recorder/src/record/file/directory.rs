@@ -339,8 +339,8 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Removes the job's rings on this host that have the attempt and the world size of the ring at `path`, if all of them
-/// are closed and none holds a failure. Rings of that attempt and size that were replaced are removed too. A ring of the
-/// attempt that cannot be read may hold a failure, so it keeps all.
+/// are closed and none holds a failure. Rings of that attempt and size that were replaced are removed too. A ring of
+/// the attempt that cannot be read may hold a failure, so it keeps all.
 pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     let name = path.file_name().and_then(|name| name.to_str());
     let (Some(name), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {

@@ -50,8 +50,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Sets NCCL's number of the communicator that a group has, the same on all members, once it is known. Does nothing if
-    /// the ring has no row for the group.
+    /// Sets NCCL's number of the communicator that a group has, the same on all members, once it is known. Does nothing
+    /// if the ring has no row for the group.
     pub fn set_communicator(&self, of: GroupHandle, number: u64) {
         if let Some(row) = self.group_words(of.0) {
             row[group::COMM_HASH].store(number, Ordering::Relaxed);

@@ -29,10 +29,10 @@ const LIBRARY_COPY_MAX: usize = 1 << 10;
 /// Copies for another core that reads the copy next: through the caches, or for a while past them where measurements
 /// show that to be faster.
 ///
-/// The time of a copy through the caches depends on where its lines are. Two ranks that swap slots each write where they
-/// have read. After the other rank has streamed such lines and this core has read them, no other core has them: a single
-/// copy through the caches is then fast, and does not show how fast such copies would be without streaming. So streaming
-/// ends after a fixed number of bytes, and starts over after many slow copies in a row.
+/// The time of a copy through the caches depends on where its lines are. Two ranks that swap slots each write where
+/// they have read. After the other rank has streamed such lines and this core has read them, no other core has them: a
+/// single copy through the caches is then fast, and does not show how fast such copies would be without streaming. So
+/// streaming ends after a fixed number of bytes, and starts over after many slow copies in a row.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
@@ -241,8 +241,8 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
     let (from, from_tail) = from.split_at(block_bytes);
     let (target, source, blocks) = (to.as_mut_ptr(), from.as_ptr(), block_bytes / BLOCK);
     // SAFETY: `target` and `source` each have `blocks` blocks, one in a slice borrowed for writing and one in a slice
-    // borrowed for reading, so that they do not overlap. `head` bytes were split off, so the target begins at a multiple
-    // of 64, or no block is left. The caller passes only a level that the processor has.
+    // borrowed for reading, so that they do not overlap. `head` bytes were split off, so the target begins at a
+    // multiple of 64, or no block is left. The caller passes only a level that the processor has.
     unsafe {
         match (level, stores) {
             #[cfg(target_arch = "x86_64")]

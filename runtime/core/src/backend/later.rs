@@ -33,8 +33,8 @@ impl Later {
         }
     }
 
-    /// Does the work, in the order in which it was added; from now on, [`add`](Self::add) does it at once. The world calls
-    /// this.
+    /// Does the work, in the order in which it was added; from now on, [`add`](Self::add) does it at once. The world
+    /// calls this.
     pub fn run(&self) {
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         list.into_iter().flatten().for_each(|work| work());

@@ -328,9 +328,9 @@ pub trait Backend: Send + Sync {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Pending>>;
 
-    /// Works like [`issue`](Self::issue). `former` is the handle of an operation of this group that has ended, and whose
-    /// memory the backend may use for this one. It may be a handle that this backend did not make. By default it is
-    /// dropped.
+    /// Works like [`issue`](Self::issue). `former` is the handle of an operation of this group that has ended, and
+    /// whose memory the backend may use for this one. It may be a handle that this backend did not make. By default it
+    /// is dropped.
     ///
     /// # Blocking
     /// Same as [`issue`](Self::issue).

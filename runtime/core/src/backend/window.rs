@@ -56,9 +56,9 @@ pub trait BackendWindow: Send + Sync {
     /// `Unsupported` where it cannot be mapped; `put` and `get` still reach it.
     fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
 
-    /// Waits until `word`, a word of a [mapped](Self::map_remote) part, is `from`, and sets it to `to` in one step; wakes
-    /// those that wait for it. `peer` is the rank that makes it `from`, and `awaited` says what that rank has to do, for
-    /// errors (`send a signal`).
+    /// Waits until `word`, a word of a [mapped](Self::map_remote) part, is `from`, and sets it to `to` in one step;
+    /// wakes those that wait for it. `peer` is the rank that makes it `from`, and `awaited` says what that rank has to
+    /// do, for errors (`send a signal`).
     ///
     /// # Errors
     /// `Timeout` at the deadline. The default, for windows whose parts cannot be mapped: `Unsupported`.

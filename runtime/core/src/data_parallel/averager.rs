@@ -35,9 +35,9 @@ pub struct ModelAverager {
 }
 
 impl ModelAverager {
-    /// Averages over `group` in step `warm_up`, the first one being step 0, and in every `period`-th step from there on.
-    /// `warm_up` is the number of steps at the beginning that average gradients over all ranks. All ranks of the group
-    /// pass the same numbers.
+    /// Averages over `group` in step `warm_up`, the first one being step 0, and in every `period`-th step from there
+    /// on. `warm_up` is the number of steps at the beginning that average gradients over all ranks. All ranks of the
+    /// group pass the same numbers.
     ///
     /// # Errors
     /// `InvalidArgument` if `period` is 0.
@@ -55,9 +55,9 @@ impl ModelAverager {
     }
 
     /// Averages at several levels (hierarchical SGD: Wang, Wang, Sinha and Chen, "Demystifying Why Local Aggregation
-    /// Helps: Convergence Analysis of Hierarchical SGD", AAAI 2022): from step `warm_up` on, the first one being step 0,
-    /// a step whose number is a multiple of a level's period averages among each `size` ranks of that level. If it is a
-    /// multiple of several, that of the longest period counts.
+    /// Helps: Convergence Analysis of Hierarchical SGD", AAAI 2022): from step `warm_up` on, the first one being step
+    /// 0, a step whose number is a multiple of a level's period averages among each `size` ranks of that level. If it
+    /// is a multiple of several, that of the longest period counts.
     ///
     /// All ranks of `group` call this with the same levels. [`ProcessGroup::new_subgroups`] makes the groups; the last
     /// level uses `group` itself.

@@ -33,18 +33,18 @@ impl<T: Gradient> Reducer<T> {
         self.finish_each(|_, _| {})
     }
 
-    /// Like [`finish_in_place`](Self::finish_in_place), and calls `each` with the position and the average of each dense
-    /// parameter that at least one rank has used. It does so bucket by bucket, as soon as a bucket's averages are there,
-    /// so that an optimizer works while later buckets are under way. With [`UnusedParameters::Find`] all are there
-    /// before the first call, except in later steps of a static graph. What `each` writes is what
+    /// Like [`finish_in_place`](Self::finish_in_place), and calls `each` with the position and the average of each
+    /// dense parameter that at least one rank has used. It does so bucket by bucket, as soon as a bucket's averages are
+    /// there, so that an optimizer works while later buckets are under way. With [`UnusedParameters::Find`] all are
+    /// there before the first call, except in later steps of a static graph. What `each` writes is what
     /// [`average`](Self::average) then returns.
     ///
     /// # Blocking
     /// See [`finish_in_place`](Self::finish_in_place); later buckets wait for `each`.
     ///
     /// # Errors
-    /// Those of [`finish_in_place`](Self::finish_in_place). `each` may have been called for some parameters then, and for
-    /// others on other ranks: models that it has changed may differ.
+    /// Those of [`finish_in_place`](Self::finish_in_place). `each` may have been called for some parameters then, and
+    /// for others on other ranks: models that it has changed may differ.
     pub fn finish_each(&mut self, mut each: impl FnMut(usize, &mut [T])) -> Result<()> {
         self.check_used()?;
         self.begin()?;

@@ -29,8 +29,8 @@ impl<T: Gradient> BucketMemory<T> {
         Self::Vec(vec![T::default(); len])
     }
 
-    /// Zeros in memory that the ranks of a host reach without a copy between them, or in a vector if the group's backend
-    /// has no such memory.
+    /// Zeros in memory that the ranks of a host reach without a copy between them, or in a vector if the group's
+    /// backend has no such memory.
     pub(super) fn allocated(group: &ProcessGroup, len: usize) -> Self {
         let backend = group.backend(DeviceKind::Cpu).filter(|_| len > 0);
         let allocated = backend.and_then(|backend| backend.allocate(T::DTYPE, len).ok());

@@ -90,8 +90,8 @@ macro_rules! with {
     };
 }
 
-/// Like a [`Reducer`], for parameters of several element types: `f32`, `f64`, `f16` and `bf16`. A bucket has gradients of
-/// one type, as in PyTorch's DistributedDataParallel.
+/// Like a [`Reducer`], for parameters of several element types: `f32`, `f64`, `f16` and `bf16`. A bucket has gradients
+/// of one type, as in PyTorch's DistributedDataParallel.
 ///
 /// Each type that occurs has a [`Reducer`] of its own ([`reducer`](Self::reducer)), in a group of its own, so that
 /// buckets of different types are sent in whatever order they become full; a model of one type uses the group that was
@@ -234,14 +234,15 @@ impl MixedReducer {
         Reducer::new(&group, parameters, options).map(Some)
     }
 
-    /// The reducer of the parameters of type `T`, with their averages, buckets and statistics; `None` if there are none.
-    /// Its parameters are numbered among those of the type.
+    /// The reducer of the parameters of type `T`, with their averages, buckets and statistics; `None` if there are
+    /// none. Its parameters are numbered among those of the type.
     pub fn reducer<T: Gradient>(&self) -> Option<&Reducer<T>> {
         T::of(&self.reducers)
     }
 
     /// Like [`reducer`](Self::reducer), but mutable, for example to set a hook ([`Reducer::set_hook`]). Only
-    /// [`finish_in_place`](Self::finish_in_place) of the `MixedReducer` may end a step, since a step is one of all types.
+    /// [`finish_in_place`](Self::finish_in_place) of the `MixedReducer` may end a step, since a step is one of all
+    /// types.
     pub fn reducer_mut<T: Gradient>(&mut self) -> Option<&mut Reducer<T>> {
         T::of_mut(&mut self.reducers)
     }

@@ -47,8 +47,8 @@ pub enum Wire {
 pub struct Delayed {
     /// The parameters, by position.
     pub parameters: Vec<usize>,
-    /// The bucket is sent after that of this parameter (`param_to_hook_all_reduce`), or after all others if `None`: once
-    /// those before it were sent and its own gradients are ready.
+    /// The bucket is sent after that of this parameter (`param_to_hook_all_reduce`), or after all others if `None`:
+    /// once those before it were sent and its own gradients are ready.
     pub until: Option<usize>,
 }
 

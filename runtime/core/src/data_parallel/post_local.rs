@@ -22,11 +22,11 @@ enum Local {
 
 /// Averages gradients over all ranks of the reducer's group in the first steps, and then only among the ranks of a
 /// *local group*, such as those of a host. The models of different local groups then drift apart: a
-/// [`ModelAverager`](super::ModelAverager) averages their parameters every few steps, after the optimizer. Its `warm_up`
-/// is this hook's `start`. So ranks of different local groups communicate in some steps only.
+/// [`ModelAverager`](super::ModelAverager) averages their parameters every few steps, after the optimizer. Its
+/// `warm_up` is this hook's `start`. So ranks of different local groups communicate in some steps only.
 ///
-/// The method is post-local SGD (Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020),
-/// as in PyTorch's `post_localSGD_hook` (`torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py`).
+/// The method is post-local SGD (Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR
+/// 2020), as in PyTorch's `post_localSGD_hook` (`torch/distributed/algorithms/ddp_comm_hooks/post_localSGD_hook.py`).
 ///
 /// Each bucket is averaged by one `all_reduce` in the type of the gradients.
 /// [`UnusedParameters::Find`](super::UnusedParameters::Find) and [`UnevenInputs`](super::UnevenInputs) still cost

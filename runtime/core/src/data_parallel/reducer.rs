@@ -46,8 +46,8 @@ pub struct Reducer<T = f32> {
     pub(super) layout: Layout,
     /// The memory of each bucket; empty while its averaging has it.
     pub(super) memory: Vec<BucketMemory<T>>,
-    /// For each bucket, if it is that of a sparse parameter: this rank's gradient until it is sent, and the average after
-    /// the step.
+    /// For each bucket, if it is that of a sparse parameter: this rank's gradient until it is sent, and the average
+    /// after the step.
     pub(super) sparse: Vec<Option<SparseTensor<T>>>,
     /// Memory for buckets that are sent in a narrower type.
     pub(super) narrow: Narrow,
@@ -220,9 +220,9 @@ impl<T: Gradient> Reducer<T> {
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this step,
-    /// or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); otherwise the error of
-    /// the hook or the group.
+    /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this
+    /// step, or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); otherwise the
+    /// error of the hook or the group.
     pub fn mark_ready(&mut self, parameter: usize) -> Result<()> {
         self.check_dense(parameter)?;
         if self.step.states[parameter] == GradientState::Absent {
@@ -240,8 +240,8 @@ impl<T: Gradient> Reducer<T> {
     /// `no_sync` of PyTorch's DistributedDataParallel.
     ///
     /// # Errors
-    /// Those of [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
-    /// shape.
+    /// Those of [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the
+    /// parameter's shape.
     pub fn accumulate(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.check_dense(parameter)?;
         let len = self.lens[parameter];
@@ -273,8 +273,8 @@ impl<T: Gradient> Reducer<T> {
     ///
     /// # Errors
     /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
-    /// shape, or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); in these cases
-    /// nothing was sent. Otherwise the error of the hook or the group.
+    /// shape, or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); in these
+    /// cases nothing was sent. Otherwise the error of the hook or the group.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.accumulate(parameter, gradient)?;
         self.mark_ready(parameter)

@@ -42,8 +42,8 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
-    /// Averages buckets by this hook from the next step on, or without a hook by one `all_reduce` each. All ranks call this
-    /// between the same steps. Before [`regroup`](Self::regroup) it may also be called in a step that has failed.
+    /// Averages buckets by this hook from the next step on, or without a hook by one `all_reduce` each. All ranks call
+    /// this between the same steps. Before [`regroup`](Self::regroup) it may also be called in a step that has failed.
     ///
     /// # Errors
     /// `InvalidArgument` in the middle of a step, unless that has failed or the group takes no more operations; or if

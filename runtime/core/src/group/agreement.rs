@@ -121,8 +121,8 @@ impl StoreAgreement {
         self.tidy(move |store| keys.iter().try_for_each(|key| store.delete(key).map(drop)));
     }
 
-    /// Removes keys by `remove`. If the store fails or does not answer in time, keys stay: that changes nothing about the
-    /// result, which this rank has.
+    /// Removes keys by `remove`. If the store fails or does not answer in time, keys stay: that changes nothing about
+    /// the result, which this rank has.
     fn tidy(&self, remove: impl FnOnce(&dyn Store) -> Result<()> + Send + 'static) {
         if let Err(error) = StoreQuery::within(&self.store, REMOVAL_TIME, remove) {
             let (kind, round) = (self.kind, self.round);

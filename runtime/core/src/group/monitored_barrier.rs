@@ -131,8 +131,8 @@ impl ProcessGroup {
     /// the store does not reply.
     ///
     /// # Errors
-    /// `PeerLost` if the published list contains the caller, or contained it before the others removed the list; `Closed`
-    /// once the world was shut down. Otherwise the store's error.
+    /// `PeerLost` if the published list contains the caller, or contained it before the others removed the list;
+    /// `Closed` once the world was shut down. Otherwise the store's error.
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
         let own_rank = self.ranks()[self.rank() as usize];
         let count = &self.group.agreements.searches;
@@ -369,8 +369,8 @@ impl MonitoredBarrier {
         let names = self.store.get(&result_key, ABORT_CHECK);
         let names = names.map_err(Error::sparing_group)?;
         let absent_list = String::from_utf8_lossy(&names).into_owned();
-        // Rank 0 has removed the keys of those that came in time, and needs none any more. A single name may be the first
-        // of several absent ranks.
+        // Rank 0 has removed the keys of those that came in time, and needs none any more. A single name may be the
+        // first of several absent ranks.
         let own_rank = self.ranks[self.rank as usize].to_string();
         let mut named = absent_list.split(", ");
         let may_be_late = !absent_list.is_empty()
@@ -428,8 +428,8 @@ impl MonitoredBarrier {
 const MIN_WAIT: Duration = Duration::from_millis(1);
 /// The key under which the members publish the list of those that are to be left out.
 const LIST: &str = "list";
-/// The key under which the absent ranks are published: by rank 0 of a monitored barrier, or by the first member that has
-/// waited long enough for the others.
+/// The key under which the absent ranks are published: by rank 0 of a monitored barrier, or by the first member that
+/// has waited long enough for the others.
 const RESULT: &str = "verdict";
 
 fn key(share: &Share, name: &str) -> String {

@@ -182,7 +182,8 @@ impl StoreCollectives {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Runs a call under keys of its own, once earlier calls have ended. The store's own time-out does not make it longer.
+    /// Runs a call under keys of its own, once earlier calls have ended. The store's own time-out does not make it
+    /// longer.
     fn call<R>(
         &self,
         name: &str,

@@ -7,8 +7,8 @@ thread_local! {
     static LIMIT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Runs `body`. The calls that it makes on this thread, to a store whose [`Store::obeys_limits`] is true, end by `until`,
-/// whatever their own time-outs are.
+/// Runs `body`. The calls that it makes on this thread, to a store whose [`Store::obeys_limits`] is true, end by
+/// `until`, whatever their own time-outs are.
 ///
 /// [`Store::obeys_limits`]: super::Store::obeys_limits
 pub(super) fn with_limit<T>(until: Instant, body: impl FnOnce() -> T) -> T {

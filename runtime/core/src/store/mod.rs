@@ -131,7 +131,8 @@ pub trait Store: Send + Sync {
     /// Removes `key`; returns whether it was there.
     fn delete(&self, key: &str) -> Result<bool>;
 
-    /// The number of keys. A [`TcpStore`] also counts keys of its server that [`list_keys`](Self::list_keys) leaves out.
+    /// The number of keys. A [`TcpStore`] also counts keys of its server that [`list_keys`](Self::list_keys) leaves
+    /// out.
     fn num_keys(&self) -> Result<u64>;
 
     /// The names of all keys, in no particular order.
@@ -179,9 +180,9 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Whether every call ends by the time that the calling thread has set for its requests ([`StoreQuery::here`]), also
-    /// if the store has stopped answering. `false` unless an implementation says otherwise: such a store is asked on a
-    /// thread of its own where the caller must not wait longer.
+    /// Whether every call ends by the time that the calling thread has set for its requests ([`StoreQuery::here`]),
+    /// also if the store has stopped answering. `false` unless an implementation says otherwise: such a store is asked
+    /// on a thread of its own where the caller must not wait longer.
     fn obeys_limits(&self) -> bool {
         false
     }

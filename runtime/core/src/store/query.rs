@@ -38,8 +38,8 @@ impl<T: Send + 'static> StoreQuery<T> {
         }
     }
 
-    /// The reply, or the store's error; `None` if neither arrives within `limit`. A `Store` error if there will be none:
-    /// the store has panicked, or an earlier call has returned the reply.
+    /// The reply, or the store's error; `None` if neither arrives within `limit`. A `Store` error if there will be
+    /// none: the store has panicked, or an earlier call has returned the reply.
     pub fn answer_within(&self, limit: Duration) -> Option<Result<T>> {
         match self.0.recv_timeout(limit) {
             Ok(answer) => Some(answer),
@@ -51,8 +51,8 @@ impl<T: Send + 'static> StoreQuery<T> {
         }
     }
 
-    /// Starts the request and waits for the reply, for at most `limit`; `None` if there is none by then. A `Store` error
-    /// if the store panics.
+    /// Starts the request and waits for the reply, for at most `limit`; `None` if there is none by then. A `Store`
+    /// error if the store panics.
     pub fn ask_within(
         store: &Arc<dyn Store>,
         limit: Duration,
@@ -84,8 +84,8 @@ impl<T: Send + 'static> StoreQuery<T> {
     /// Like [`here`](Self::here), for a caller that cannot continue without the reply.
     ///
     /// # Errors
-    /// Those of the request; `Timeout` if there is no reply within `limit`; `Store` if the store panics on another thread;
-    /// `Io` if a thread is needed and none can be started.
+    /// Those of the request; `Timeout` if there is no reply within `limit`; `Store` if the store panics on another
+    /// thread; `Io` if a thread is needed and none can be started.
     pub fn within(
         store: &Arc<dyn Store>,
         limit: Duration,

@@ -28,9 +28,9 @@ const LOOKUP_TIME: Duration = Duration::from_secs(1);
 const CHUNK: usize = 256;
 
 /// Opens the rank's endpoint, as configured, and returns it with the key and value by which others find it. Clients can
-/// connect from now on; they are answered once [`WorldContext::later`] has started the endpoint's thread. The caller writes
-/// the key and value to the store. `None` if no endpoint is configured, if it cannot be opened, or if a Unix socket is
-/// configured and the ring has no directory.
+/// connect from now on; they are answered once [`WorldContext::later`] has started the endpoint's thread. The caller
+/// writes the key and value to the store. `None` if no endpoint is configured, if it cannot be opened, or if a Unix
+/// socket is configured and the ring has no directory.
 pub(crate) fn serve(
     rendezvous: &Rendezvous,
     world: &WorldContext,

@@ -2,10 +2,10 @@
 //!
 //! In each round it stores the outcome of operations that have ended, and stops watching them. An operation is a
 //! *fault* if it is overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog
-//! raises the alarm so that the other ranks write dumps, begins this rank's dump, and collects the others' answers. Then
-//! it aborts the group with an error that contains the answers and the location of the dump. It ends the process if a
-//! backend of the group requires that. The watchdog takes no lock that a stuck call could hold, and a group of which it
-//! holds the last reference ends on another thread.
+//! raises the alarm so that the other ranks write dumps, begins this rank's dump, and collects the others' answers.
+//! Then it aborts the group with an error that contains the answers and the location of the dump. It ends the process
+//! if a backend of the group requires that. The watchdog takes no lock that a stuck call could hold, and a group of
+//! which it holds the last reference ends on another thread.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
@@ -91,7 +91,8 @@ pub(crate) struct Watch {
     /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
     waits: Arc<WaitCounters>,
-    /// The threads on which groups end: those groups whose last reference was held by a thread that supervises the world.
+    /// The threads on which groups end: those groups whose last reference was held by a thread that supervises the
+    /// world.
     ends: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -244,8 +245,8 @@ impl Watchdog {
     }
 
     /// Makes a last round and ends the thread, the groups that it has dropped, and its helpers. The thread itself may
-    /// call this, if a callback of an operation held the world. It is then not joined, and ends after its last round. The
-    /// threads of groups that it drops from then on are not joined either.
+    /// call this, if a callback of an operation held the world. It is then not joined, and ends after its last round.
+    /// The threads of groups that it drops from then on are not joined either.
     pub(crate) fn stop(&mut self) {
         self.watch.stop();
         if let Some(thread) = self.thread.take()
@@ -537,8 +538,8 @@ fn end_process(message: &str) -> ! {
     std::process::abort()
 }
 
-/// Whether an operation that has `left` until its time-out is near it: at most `roll_time` is left, and at least half of
-/// the time-out has passed.
+/// Whether an operation that has `left` until its time-out is near it: at most `roll_time` is left, and at least half
+/// of the time-out has passed.
 fn is_near(op_info: &OpInfo, left: Duration, roll_time: Duration) -> bool {
     left <= roll_time.min(op_info.timeout / 2)
 }

@@ -224,8 +224,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         recorder.phase("connect");
         let watch = Arc::new(Watch::new(waits));
         let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
-        // One rank of each host removes incomplete dumps, since each host may have a disk of its own. Where the launcher
-        // gives no local ranks, only rank 0 does.
+        // One rank of each host removes incomplete dumps, since each host may have a disk of its own. Where the
+        // launcher gives no local ranks, only rank 0 does.
         let clears_dumps =
             self.dump_writer.is_none() && place.local_rank.unwrap_or(place.rank) == 0;
         let writer = self
@@ -389,8 +389,8 @@ impl Meeting {
         self.place.rank
     }
 
-    /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on settings and, beginning with
-    /// the source of this rank's secret, on the secret.
+    /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on settings and, beginning
+    /// with the source of this rank's secret, on the secret.
     ///
     /// # Errors
     /// Those of [`rendezvous`].
@@ -428,8 +428,8 @@ impl Meeting {
 /// Holds the rendezvous, and returns the part of the store that this world uses.
 ///
 /// # Blocking
-/// Until the deadline, and for [`Config::status_wait`] after it at most, whether the store replies or not. The rank that
-/// serves the store then waits until the others have read why there is no world, as [`Refused::keep_store`] does.
+/// Until the deadline, and for [`Config::status_wait`] after it at most, whether the store replies or not. The rank
+/// that serves the store then waits until the others have read why there is no world, as [`Refused::keep_store`] does.
 ///
 /// # Errors
 /// Those of [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not reply.
@@ -523,9 +523,9 @@ fn open_backends(
     Ok(factories)
 }
 
-/// Removes the rings of old jobs beyond the limits, and incomplete dumps of processes that were killed from the directory
-/// `dumps`, on a thread `rcomm/dump-file`, which is not joined: it ends with the disk's answer, and a job must not wait for
-/// that. So the thread has only the place of this rank's ring: the recorder may end before.
+/// Removes the rings of old jobs beyond the limits, and incomplete dumps of processes that were killed from the
+/// directory `dumps`, on a thread `rcomm/dump-file`, which is not joined: it ends with the disk's answer, and a job
+/// must not wait for that. So the thread has only the place of this rank's ring: the recorder may end before.
 fn clear_old_files(ring: Storage, kept: KeptJobs, dumps: Option<PathBuf>) {
     let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
     let started = thread.spawn(move || {

@@ -400,8 +400,8 @@ impl Settings {
 }
 
 /// Opens this rank's ring. If the configured place cannot be used, other places and finally this process's memory are
-/// tried: a job must not fail because it cannot be recorded. Returns `None` if another living process records as this rank,
-/// unless `on_conflict` allows another place for the ring.
+/// tried: a job must not fail because it cannot be recorded. Returns `None` if another living process records as this
+/// rank, unless `on_conflict` allows another place for the ring.
 ///
 /// # Errors
 /// `Io` if the recorder refuses the configuration; `InvalidArgument` if the size in MiB has no room for a ring.
@@ -499,8 +499,8 @@ pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
     }
 }
 
-/// The name of this run's directory: the job's name, `-`, and the name of the run. Of the job's name it has the first 64
-/// characters without leading dots; `_` replaces all but ASCII letters, digits, `.`, `-` and `_`.
+/// The name of this run's directory: the job's name, `-`, and the name of the run. Of the job's name it has the first
+/// 64 characters without leading dots; `_` replaces all but ASCII letters, digits, `.`, `-` and `_`.
 pub(crate) fn run_name(job: &str, run: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let job: String = job

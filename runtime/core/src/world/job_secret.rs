@@ -116,8 +116,8 @@ impl JobSecret {
         Ok(store)
     }
 
-    /// Connects to the store at the rendezvous, which another process serves, and reads the counter under `key` there, as
-    /// [`TcpStore::connect_to_counter`].
+    /// Connects to the store at the rendezvous, which another process serves, and reads the counter under `key` there,
+    /// as [`TcpStore::connect_to_counter`].
     ///
     /// # Errors
     /// Those of [`store_access`](Self::store_access) and [`TcpStore::connect_with`].

@@ -171,8 +171,8 @@ impl MergeMeeting {
         Ok(self.store.add(&self.swept(), 0)? >= self.round)
     }
 
-    /// The key of the newest merge whose members have all left it. It is written before keys are removed, so that a group
-    /// that does not find them knows why.
+    /// The key of the newest merge whose members have all left it. It is written before keys are removed, so that a
+    /// group that does not find them knows why.
     fn swept(&self) -> String {
         format!("merge/{}/swept", self.purpose)
     }

@@ -31,11 +31,11 @@ struct Part {
 }
 
 impl<B: BackendSet> World<B> {
-    /// Makes a world of the members of several groups, which may be of different jobs, as `merge_remote_group` of PyTorch
-    /// does. All members of these groups call this, each with the group that it is in, the same `purpose`, the same
-    /// `store`, and `size`, the number of all members together. The [group](Self::group) of the new world has all of
-    /// them. In it the old groups follow each other by the name of their job, those of one job by their smallest rank;
-    /// the members of each keep their order. Old worlds and groups stay open.
+    /// Makes a world of the members of several groups, which may be of different jobs, as `merge_remote_group` of
+    /// PyTorch does. All members of these groups call this, each with the group that it is in, the same `purpose`, the
+    /// same `store`, and `size`, the number of all members together. The [group](Self::group) of the new world has all
+    /// of them. In it the old groups follow each other by the name of their job, those of one job by their smallest
+    /// rank; the members of each keep their order. Old worlds and groups stay open.
     ///
     /// The merged world is a job of its own, named by the purpose: in records, too. It has this world's options, and
     /// the time-out of `group`. The store must answer until all members have left the new world. Of several merges for

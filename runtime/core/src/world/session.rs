@@ -84,8 +84,8 @@ impl MeetingStore {
 /// about to close it: tries again until rank 0 serves the store of a new world.
 ///
 /// # Errors
-/// Those of [`JobSecret::connect_store`] and [`JobSecret::connect_to_counter`], and those of the store but `Store`, after
-/// which it tries again; `Rendezvous` if there is no store of a new world before the deadline.
+/// Those of [`JobSecret::connect_store`] and [`JobSecret::connect_to_counter`], and those of the store but `Store`,
+/// after which it tries again; `Rendezvous` if there is no store of a new world before the deadline.
 pub(super) fn connect(
     secret: &JobSecret,
     config: &Config,

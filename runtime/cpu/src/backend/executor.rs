@@ -154,7 +154,8 @@ struct ExecutorState {
     task_queued: Condvar,
     /// Notified when all tasks have ended.
     drained: Condvar,
-    /// An eventfd that wakes the thread of sends and receives while it sleeps on sockets; set before that thread starts.
+    /// An eventfd that wakes the thread of sends and receives while it sleeps on sockets; set before that thread
+    /// starts.
     wake: OnceLock<OwnedFd>,
 }
 

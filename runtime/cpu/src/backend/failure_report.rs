@@ -252,8 +252,8 @@ impl CpuGroup {
         }
     }
 
-    /// The error of a rank that shares memory with this one and left the group after a time-out; `None` if the memory does
-    /// not say so. The store may not have that rank's note, or may not reply.
+    /// The error of a rank that shares memory with this one and left the group after a time-out; `None` if the memory
+    /// does not say so. The store may not have that rank's note, or may not reply.
     fn waited_before_it_left(&self, rank: Rank) -> Option<Error> {
         let Awaited { by, ranks, count } = self.close_guard.as_ref()?.awaited_by(rank)?;
         let note = late_error(&ranks, count).to_note(by);

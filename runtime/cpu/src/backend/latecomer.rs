@@ -148,8 +148,8 @@ impl CpuGroup {
         let look = move |store: &dyn Store| find_rank_that_gave_up(store, turn, &closed);
         match StoreQuery::ask_within(&self.store, limit, look) {
             Some(Ok(Some(rank))) => Err(self.fail(Failure::Gone(rank, None))),
-            // Members that have left cleanly have closed their connections too, and the process that served the store may
-            // have been one of them.
+            // Members that have left cleanly have closed their connections too, and the process that served the store
+            // may have been one of them.
             _ => Ok(()),
         }
     }
@@ -158,8 +158,8 @@ impl CpuGroup {
     /// sends has left. What a member sent before it left cleanly may still be received.
     ///
     /// # Blocking
-    /// Same as [`fail`](Self::fail), after such a member was found. While the store is asked, for at most [`REASON_TIME`],
-    /// if a member from which this operation receives has closed its connection.
+    /// Same as [`fail`](Self::fail), after such a member was found. While the store is asked, for at most
+    /// [`REASON_TIME`], if a member from which this operation receives has closed its connection.
     #[inline]
     pub(super) fn refuse_late_message(&self, op: &Op<'_>) -> Result<()> {
         if let Op::Coalesced(ops) = op {

@@ -3,8 +3,8 @@
 //! By default the rank publishes the source address of this host's route to the store: an interface that leads to
 //! the store most likely leads to the other ranks too, and a job whose store is on the loopback interface stays
 //! there. If other hosts of the job cannot reach that address, the rank publishes the host's first address that is
-//! not a loopback address. If the configuration names network interfaces, the rank publishes an address of each. Without
-//! a network interface and without the store's address, it publishes 127.0.0.1.
+//! not a loopback address. If the configuration names network interfaces, the rank publishes an address of each.
+//! Without a network interface and without the store's address, it publishes 127.0.0.1.
 
 use crate::transport::interfaces;
 use rcomm_core::backend::support::addresses_of;

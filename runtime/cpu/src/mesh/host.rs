@@ -2,8 +2,8 @@
 //!
 //! Ranks are neighbors if they run under one kernel, in one network and process namespace, as one user, and have the
 //! same [`Config::host_id`](rcomm_core::Config), if any. These properties together are their host's *name*. Each of
-//! them listens on a unix socket and tries to write its rank and the socket's name under `cpu/host/<name>` in the store.
-//! The first makes the segment. The others close their sockets and open the segment's file
+//! them listens on a unix socket and tries to write its rank and the socket's name under `cpu/host/<name>` in the
+//! store. The first makes the segment. The others close their sockets and open the segment's file
 //! ([`shortcut`](super::shortcut)). A rank that cannot open the file requests it at the first rank's socket, with the
 //! same handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then publishes a [`Note`]
 //! under `cpu/host_of/<rank>` with its host's name, or with `-` if it shares no memory, so that the others know with

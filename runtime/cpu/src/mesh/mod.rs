@@ -1,10 +1,10 @@
 //! How the ranks of a world find and reach each other: one mesh for each rank, shared by its groups.
 //!
-//! Every rank listens on a port of each of its addresses, mostly one, and writes them to `cpu/addr/<rank>` in the store,
-//! separated by commas. Connections are made when they are first needed. A *channel* is the connection, of one or
-//! several sockets, for one group, one kind of traffic and one pair of ranks, so that no group's bytes block another's.
-//! The higher rank dials, and the lower one accepts. A connection without the job's secret is refused and counted (see
-//! [`handshake`](crate::mesh::handshake)).
+//! Every rank listens on a port of each of its addresses, mostly one, and writes them to `cpu/addr/<rank>` in the
+//! store, separated by commas. Connections are made when they are first needed. A *channel* is the connection, of one
+//! or several sockets, for one group, one kind of traffic and one pair of ranks, so that no group's bytes block
+//! another's. The higher rank dials, and the lower one accepts. A connection without the job's secret is refused and
+//! counted (see [`handshake`](crate::mesh::handshake)).
 //!
 //! The thread `rcomm/mesh` answers callers. It does not use a channel after the handshake. The rank that gives out its
 //! host's memory starts it at once. Any other rank starts it when it first waits for a caller, or else a moment after

@@ -15,7 +15,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-/// A new name for a socket at which this process gives out `file`; other processes can find the socket only by its name.
+/// A new name for a socket at which this process gives out `file`; other processes can find the socket only by its
+/// name.
 pub(super) fn socket_name(file: &OwnedFd) -> io::Result<String> {
     let mut random = [0; 16];
     fill_random(&mut random)?;

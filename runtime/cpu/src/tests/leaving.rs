@@ -10,8 +10,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// A store that runs `then` once: when its rank looks for `key` or sets it, or, if `key` is [`MANY`], when the rank reads
-/// several keys.
+/// A store that runs `then` once: when its rank looks for `key` or sets it, or, if `key` is [`MANY`], when the rank
+/// reads several keys.
 struct RunOnCheck {
     key: &'static str,
     store: Arc<dyn Store>,
@@ -276,9 +276,9 @@ fn a_rank_that_left_is_not_blamed_though_another_call_was_in_flight() {
     });
 }
 
-/// Rank 1 of three waits in vain for rank 2 in a group of the two, and leaves the group of all, in which it has made the
-/// call `pending`. Checks that the error of rank 0, which waits for it there, names rank 2 although the store answers
-/// neither.
+/// Rank 1 of three waits in vain for rank 2 in a group of the two, and leaves the group of all, in which it has made
+/// the call `pending`. Checks that the error of rank 0, which waits for it there, names rank 2 although the store
+/// answers neither.
 fn assert_names_whom_the_rank_that_left_awaited<P>(pending: impl Fn(&Rig) -> P + Sync) {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
     let (release, held) = std::sync::mpsc::channel::<()>();

@@ -94,7 +94,8 @@ fn a_rank_without_descriptors_says_so_and_blames_no_peer() {
     assert_eq!((error.kind(), error.ranks()), (ErrorKind::Io, &[][..]));
     assert!(error.to_string().contains(CANNOT_ACCEPT), "{error}");
 
-    // The rank that made the segment is not to blame either, and this rank may lack only the descriptor for the segment.
+    // The rank that made the segment is not to blame either, and this rank may lack only the descriptor for the
+    // segment.
     let identity = Identity::new(2, 3, "test", &Secret::from_text("test"));
     let error = segment_of(1, &identity, "none", LONG).err().unwrap();
     assert_eq!((error.kind(), error.ranks()), (ErrorKind::Io, &[][..]));

@@ -43,8 +43,8 @@ impl TcpConnection {
     /// without TLS, on a socket that blocks.
     ///
     /// # Errors
-    /// `WouldBlock` if no byte has arrived and this call does not wait; [`TlsError`](rcomm_recorder::publish::TlsError);
-    /// the system's error.
+    /// `WouldBlock` if no byte has arrived and this call does not wait;
+    /// [`TlsError`](rcomm_recorder::publish::TlsError); the system's error.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
             None => (&self.socket).read(into),

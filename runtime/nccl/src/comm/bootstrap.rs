@@ -144,8 +144,8 @@ impl Bootstrap {
     /// last step was so recent that the store should not be polled yet.
     ///
     /// # Errors
-    /// `Rendezvous` names ranks that do not fit together; those of [`GivenUp::error_elsewhere`]; `Store`; `Backend` with
-    /// the library's message.
+    /// `Rendezvous` names ranks that do not fit together; those of [`GivenUp::error_elsewhere`]; `Store`; `Backend`
+    /// with the library's message.
     pub(crate) fn step(&mut self, shared: &Shared) -> Result<bool> {
         if Instant::now() < self.next_poll {
             return Ok(false);

@@ -171,8 +171,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The events that mark the ends of operations that are issued now and, if they are timed, their starts; and whether
-    /// they are.
+    /// The events that mark the ends of operations that are issued now and, if they are timed, their starts; and
+    /// whether they are.
     pub(crate) fn marks(&self) -> (&Arc<EventPool>, Timing) {
         match self.is_timed.load(Ordering::Relaxed) {
             false => (&self.marks, Timing::Off),

@@ -336,8 +336,8 @@ impl Kernels {
             [&mut at, &mut len, &mut mask, &mut limit, &mut found]
                 .map(|parameter| std::ptr::from_mut::<u64>(parameter).cast());
         // SAFETY: the kernel takes five 64-bit parameters, which the call copies before it returns. It reads `len`
-        // floats at `at`, the buffer's own memory, and writes 64 bits at `found`. `find` keeps both until the kernel has
-        // ended, or leaks them: device memory has an owner.
+        // floats at `at`, the buffer's own memory, and writes 64 bits at `found`. `find` keeps both until the kernel
+        // has ended, or leaks them: device memory has an owner.
         let status = unsafe {
             (self.device.driver().table().launch_kernel)(
                 function,

@@ -51,9 +51,9 @@ pub struct NcclOptions {
     pub device: Option<u16>,
     /// Priority of the streams that communicate.
     pub priority: Priority,
-    /// Whether the device measures how long operations run, for [`Done::duration`](rcomm_core::backend::Done), in groups
-    /// that are made from now on. [`ProcessGroup::set_timing`](rcomm_core::ProcessGroup::set_timing) switches it for a
-    /// group.
+    /// Whether the device measures how long operations run, for [`Done::duration`](rcomm_core::backend::Done), in
+    /// groups that are made from now on. [`ProcessGroup::set_timing`](rcomm_core::ProcessGroup::set_timing) switches it
+    /// for a group.
     pub timing: Timing,
     /// Number of ranks for which one unique id is made. Large worlds start faster with several ids.
     pub ranks_per_id: u32,

@@ -113,13 +113,15 @@ impl DmaConnectivity {
     /// `library` names a file to load instead of `libnvidia-ml.so.1`.
     ///
     /// # Blocking
-    /// Until NVML has answered, for at most `timeout`: NVML has no deadlines, and if it has to start the driver, it takes
-    /// seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not return.
-    /// While there is such a thread for a library, further calls for the library wait for its answer and start none.
+    /// Until NVML has answered, for at most `timeout`: NVML has no deadlines, and if it has to start the driver, it
+    /// takes seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not
+    /// return. While there is such a thread for a library, further calls for the library wait for its answer and start
+    /// none.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if NVML is not found, lacks a function, or refuses a call: the text has its reason.
-    /// [`ErrorKind::Timeout`] names the call that has not returned in time. [`ErrorKind::Io`] if no thread can be started.
+    /// [`ErrorKind::Timeout`] names the call that has not returned in time. [`ErrorKind::Io`] if no thread can be
+    /// started.
     pub fn nvlink(library: Option<&Path>, timeout: Duration) -> Result<Self> {
         let path = library.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
         let (query, is_own) = Query::find_or_begin(&path);

@@ -53,8 +53,8 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned number, pci *info
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Builds the imitation, with one of the macros `REFUSES` and `HANGS` set to 1 or none; `None`, and says so, if there is no
-/// compiler.
+/// Builds the imitation, with one of the macros `REFUSES` and `HANGS` set to 1 or none; `None`, and says so, if there
+/// is no compiler.
 fn imitation(folder: &Path, fault: &str) -> Option<PathBuf> {
     if Command::new("cc").arg("--version").output().is_err() {
         eprintln!("skipped: there is no compiler cc");

@@ -4,8 +4,8 @@
 //!
 //! From 2.31 on the library states the number (`Comm::stated_hash`). For older ones it is computed here. The formulas
 //! are those of `init.cc` (`commHash` in `ncclCommInitRankFunc`) and of `getHash` (`misc/utils.cc`, later
-//! `include/bitops.h`): one formula up to 2.25.1, another from 2.26.2 on. The formula for children also changed with 2.24; for children of older releases rcomm
-//! computes a number of its own, which is the same on all members.
+//! `include/bitops.h`): one formula up to 2.25.1, another from 2.26.2 on. The formula for children also changed with
+//! 2.24; for children of older releases rcomm computes a number of its own, which is the same on all members.
 
 use super::Version;
 use super::sys::UniqueId;

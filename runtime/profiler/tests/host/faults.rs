@@ -277,7 +277,8 @@ fn the_first_finding_names_a_stopped_rank_and_its_last_event_also_once_the_other
         for aborts in [false, true] {
             let of = format!("version {version}, {aborts}");
             let absent = with_one(2, Until::NotCalled, Until::Running);
-            // The device of rank 2 has ended the operation of the pair, as that of rank 3, whose proxy thread has seen it.
+            // The device of rank 2 has ended the operation of the pair, as that of rank 3, whose proxy thread has seen
+            // it.
             let mut job = Job::start(version, absent, variable(ON_PAIR, "2 running"));
             job.stop(2);
             assert_leads_while_stopped(&job, "where 3 ranks have waited", &of);

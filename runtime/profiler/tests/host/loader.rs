@@ -18,7 +18,8 @@ pub(crate) fn path() -> PathBuf {
 }
 
 pub(crate) fn load() -> Library {
-    // SAFETY: loading runs the initializers of the library that cargo built, which are those of Rust's standard library.
+    // SAFETY: loading runs the initializers of the library that cargo built, which are those of Rust's standard
+    // library.
     unsafe { Library::new(path()) }.expect("the plug-in loads")
 }
 

@@ -25,8 +25,8 @@ fn the_plugin_s_second_name_leads_to_the_plugin_and_leaves_it_loaded() {
     assert!(size < 32 << 10, "{size} bytes");
 
     let open = |path: &Path| {
-        // SAFETY: loading runs the initializers of the plug-in, which are those of Rust's standard library; the library of
-        // the second name has none.
+        // SAFETY: loading runs the initializers of the plug-in, which are those of Rust's standard library; the library
+        // of the second name has none.
         unsafe { Library::new(path) }.expect("it loads")
     };
     let by_second = open(&second);

@@ -173,8 +173,8 @@ impl ArrayWorld {
         ))
     }
 
-    /// The ring's file; None if the ring is in this process's own memory. In a forked child, that of the world as it was
-    /// first made.
+    /// The ring's file; None if the ring is in this process's own memory. In a forked child, that of the world as it
+    /// was first made.
     #[getter]
     fn path(&self) -> Option<PathBuf> {
         match self.world.is_own() {

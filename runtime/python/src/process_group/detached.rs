@@ -1,5 +1,5 @@
-//! [`Detached`]: a value that is dropped without the interpreter's lock; [`SharedWork`]: an operation whose group does not
-//! end under that lock.
+//! [`Detached`]: a value that is dropped without the interpreter's lock; [`SharedWork`]: an operation whose group does
+//! not end under that lock.
 
 use pyo3::prelude::*;
 use rcomm::{Done, Op, ProcessGroup};

@@ -142,8 +142,8 @@ fn code_of(op: &Bound<'_, PyAny>) -> PyResult<isize> {
         let is_hash = largest.hash()? == code_in(&largest)?;
         Ok::<_, PyErr>(is_hash.then(|| class.unbind()))
     })?;
-    // The hash of a `ReduceOp` is its number, in the versions of PyTorch that were tried. To read `op` takes three times
-    // as long.
+    // The hash of a `ReduceOp` is its number, in the versions of PyTorch that were tried. To read `op` takes three
+    // times as long.
     let is_hash = |class: &Py<PyAny>| op.get_type().is(class.bind(py));
     match reduce_op.as_ref().is_some_and(is_hash) {
         true => op.hash(),

@@ -70,7 +70,8 @@ pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::R
     Ranks::start(count, prepare)?.wait()
 }
 
-/// The processes of the ranks. Those that are left are killed when the value is dropped, so no return leaves one behind.
+/// The processes of the ranks. Those that are left are killed when the value is dropped, so no return leaves one
+/// behind.
 struct Ranks(Vec<Child>);
 
 impl Ranks {

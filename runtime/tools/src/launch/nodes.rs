@@ -366,8 +366,8 @@ impl Nodes {
     /// found is printed.
     ///
     /// # Blocking
-    /// Without a failure on this node: until the attempt has ended on all nodes, one of them has failed, or a signal asks
-    /// to stop.
+    /// Without a failure on this node: until the attempt has ended on all nodes, one of them has failed, or a signal
+    /// asks to stop.
     pub(super) fn end(
         &mut self,
         failure: Option<Failure>,

@@ -144,8 +144,8 @@ impl Ranks {
     }
 
     /// Supervises the ranks until the last has ended. Returns the failure of the first rank that was ended because it
-    /// was stopped. If there is no such rank, returns the first failure, on this host or on another. After a signal that
-    /// asks to stop, the failure allows no restart.
+    /// was stopped. If there is no such rank, returns the first failure, on this host or on another. After a signal
+    /// that asks to stop, the failure allows no restart.
     pub(super) fn supervise(
         &mut self,
         options: &Options,
@@ -506,8 +506,8 @@ impl Ranks {
     }
 }
 
-/// Whether a wait ends when the time for the rest of the output is over. Not again once it is: a wait for stalled streams
-/// then ends only at the next look at these.
+/// Whether a wait ends when the time for the rest of the output is over. Not again once it is: a wait for stalled
+/// streams then ends only at the next look at these.
 fn ends_wait(drain_deadline: Instant, retry: Option<Instant>, now: Instant) -> bool {
     retry.is_none() || drain_deadline > now
 }

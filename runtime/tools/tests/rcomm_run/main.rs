@@ -312,7 +312,8 @@ fn one_rank_of_which_number_1_exits() {
 
 #[test]
 fn signals_to_stop_are_forwarded_to_the_ranks() {
-    // This process may ignore SIGHUP, as by `nohup`. A launcher that it starts would too, unless the signal is caught here.
+    // This process may ignore SIGHUP, as by `nohup`. A launcher that it starts would too, unless the signal is caught
+    // here.
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::default()).unwrap();
     for (signal, name, code) in [
         (Signal::TERM, "TERM", 143),

@@ -73,8 +73,8 @@ fn end_unread(options: &[&str], script: &str) -> (i32, TempDir) {
 
 #[test]
 fn a_signal_ends_a_launcher_whose_output_no_process_reads() {
-    // The launcher has read all of it, and cannot write it all; or a process that the rank has left writes more than all
-    // queues hold.
+    // The launcher has read all of it, and cannot write it all; or a process that the rank has left writes more than
+    // all queues hold.
     for script in ["seq 10000", "seq 3000000 & exit 0"] {
         assert_eq!(end_unread(&[], script).0, 143, "{script}");
     }

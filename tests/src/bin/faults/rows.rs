@@ -141,8 +141,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "end-cut",
         Hosts,
         InShutdown(Hit::Network(Cut::BothWays)),
-        // Not `CutOff`: a shutdown closes the connections of groups before it waits, so no record shows that the links are
-        // silent. Rank 2 is named as one that did not come, and itself names the rank with the store.
+        // Not `CutOff`: a shutdown closes the connections of groups before it waits, so no record shows that the links
+        // are silent. Rank 2 is named as one that did not come, and itself names the rank with the store.
         Named,
     ),
     row("end-kill-launched", Launcher, Itself(Kill, End), Named),

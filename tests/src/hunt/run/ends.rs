@@ -11,8 +11,8 @@ impl Run<'_> {
         op.failed.is_none() && !self.has_ended(rank, operation, at)
     }
 
-    /// The time-out of an operation passes: with NCCL all ranks write dumps and abort, with other backends the operation
-    /// fails on this rank. Returns false if the operation is not pending, or the rank cannot act.
+    /// The time-out of an operation passes: with NCCL all ranks write dumps and abort, with other backends the
+    /// operation fails on this rank. Returns false if the operation is not pending, or the rank cannot act.
     pub(super) fn time_out(&mut self, rank: Rank, operation: usize, at: i64) -> bool {
         if !self.acts(rank) || !self.is_pending(rank, operation, at) {
             return false;
@@ -104,7 +104,8 @@ impl Run<'_> {
         });
     }
 
-    /// The program of a rank ends by an exception, which the recorder notes as this phase; its process exits soon after.
+    /// The program of a rank ends by an exception, which the recorder notes as this phase; its process exits soon
+    /// after.
     pub(super) fn raise(&mut self, rank: Rank, text: &str, at: i64) {
         let life = &mut self.lives[rank as usize];
         life.phases.push((at, text.to_owned()));

@@ -19,8 +19,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Adds an item of the list of entries to the dump, or counts it as rejected; an entry that the end of the file cuts
-    /// off is ignored.
+    /// Adds an item of the list of entries to the dump, or counts it as rejected; an entry that the end of the file
+    /// cuts off is ignored.
     pub(super) fn item(&mut self, pickle: &Pickle, item: Cell) {
         let Cell::Dict(id) = item else {
             self.builder.reject_entry(NOT_A_DICT);
@@ -177,8 +177,8 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// Counts cells of an entry's lists; `None` once there were too many. Entries may share one list from the memo, so a
-    /// small file can have far more of them than it has bytes.
+    /// Counts cells of an entry's lists; `None` once there were too many. Entries may share one list from the memo, so
+    /// a small file can have far more of them than it has bytes.
     #[inline]
     fn walk(&mut self, cells: usize) -> Option<()> {
         self.walked += cells;

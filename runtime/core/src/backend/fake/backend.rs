@@ -300,9 +300,9 @@ fn end_of(state: &FakeOpState, part: usize) -> MessageEnd {
     }
 }
 
-/// Copies a message from its sender to its receiver. Each of the two is given as an operation, the part of its block, and
-/// the group rank. An operation ends when its last message has been copied, or with an error as soon as one does not
-/// fit its receiver.
+/// Copies a message from its sender to its receiver. Each of the two is given as an operation, the part of its block,
+/// and the group rank. An operation ends when its last message has been copied, or with an error as soon as one does
+/// not fit its receiver.
 fn deliver(send: (&Arc<FakeOp>, usize, u32), recv: (&Arc<FakeOp>, usize, u32)) {
     let (sender, send_part, source) = send;
     let (receiver, recv_part, _) = recv;

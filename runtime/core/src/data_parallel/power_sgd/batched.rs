@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Sends each bucket as two thin matrices of `side` by rank elements, as [`PowerSgdHook`](super::PowerSgdHook) does
 /// with each parameter. The gradients of the bucket, one after the other and padded with zeros, form a square matrix,
-/// whose `side` is the square root of their number, rounded up. A bucket that this would not make half as large is averaged as
-/// it is.
+/// whose `side` is the square root of their number, rounded up. A bucket that this would not make half as large is
+/// averaged as it is.
 ///
 /// This takes two operations for each bucket whatever the parameters' shapes, and compresses vectors, too. But the rows
 /// of the matrix are not those of the parameters, so that its rank is higher: with the same rank more is lost. It is

@@ -169,8 +169,8 @@ impl PendingJob {
         })
     }
 
-    /// Runs `body`, and notifies the observer of its start and end. A panic in `body`, which may run code of the program
-    /// that reads an object, ends the operation with an error.
+    /// Runs `body`, and notifies the observer of its start and end. A panic in `body`, which may run code of the
+    /// program that reads an object, ends the operation with an error.
     pub(super) fn run(&self, body: impl FnOnce() -> Result<()>) {
         *lock(&self.progress) = Progress::Started;
         let observer = lock(&self.observer).take();

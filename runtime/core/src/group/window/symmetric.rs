@@ -44,8 +44,8 @@ const NOT_ALLOCATED: u64 = 2;
 /// # Ok(()) }
 /// ```
 ///
-/// Signals and waits are recorded as those of a [`Window`], a barrier as the signals and waits that it consists of. Their
-/// time-out is that of the handle which made the memory ([`ProcessGroup::within`]).
+/// Signals and waits are recorded as those of a [`Window`], a barrier as the signals and waits that it consists of.
+/// Their time-out is that of the handle which made the memory ([`ProcessGroup::within`]).
 ///
 /// # Errors
 /// Calls fail with `InvalidArgument`, and have no effect, if there is no such peer or channel. After an error that is
@@ -107,8 +107,8 @@ impl ProcessGroup {
             (None, Err(_)) => NOT_MAPPED,
             (None, Ok(_)) => USABLE,
         };
-        // All members learn what came of it on each: else some would use the memory, and others not. Nor may a rank drop
-        // the window before this, since others may still be making theirs.
+        // All members learn what came of it on each: else some would use the memory, and others not. Nor may a rank
+        // drop the window before this, since others may still be making theirs.
         let mut answers = vec![0u64; 2 * self.size() as usize];
         self.all_gather_single(&[bytes as u64, outcome], &mut answers)?;
         let ranks_where = |is: &dyn Fn(u64, u64) -> bool| -> Vec<Rank> {
@@ -209,8 +209,8 @@ impl SymmetricMemory {
         self.exchange(Action::Wait, peer, channel)
     }
 
-    /// Returns once all ranks have called this on this channel: signals to each other rank, then waits for the signal of
-    /// each.
+    /// Returns once all ranks have called this on this channel: signals to each other rank, then waits for the signal
+    /// of each.
     ///
     /// # Blocking
     /// Until all ranks have called this, or the time-out of one of the signals and waits has passed.

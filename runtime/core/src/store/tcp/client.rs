@@ -95,8 +95,8 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects to `host` and validates the server there. Tries again until `timeout` has passed, but not after an
-    /// obstacle that another try would meet too. Sends the requests `first` with the last message of the validation, which
-    /// saves their round trip; the caller reads the replies.
+    /// obstacle that another try would meet too. Sends the requests `first` with the last message of the validation,
+    /// which saves their round trip; the caller reads the replies.
     pub(super) fn dial(
         host: &str,
         port: u16,
@@ -291,7 +291,8 @@ impl Connection {
         })
     }
 
-    /// Proves to the server that this process knows the secret, and checks the server's proof. Sends `first` with the proof.
+    /// Proves to the server that this process knows the secret, and checks the server's proof. Sends `first` with the
+    /// proof.
     fn prove(&mut self, secret: &Secret, first: &[u8], deadline: Instant) -> Result<(), Obstacle> {
         let caller = match &self.tls {
             Some(session) => StoreCaller::over_tls(secret, session),

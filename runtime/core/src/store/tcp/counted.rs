@@ -9,8 +9,9 @@ use crate::op::error::Result;
 use std::time::Duration;
 
 impl TcpStore {
-    /// Like [`connect_with`](Self::connect_with); also returns the counter under `key`, 0 if there is none, or the error of
-    /// the request for it. `left` is called once this client has connected, and returns how long the counter may take.
+    /// Like [`connect_with`](Self::connect_with); also returns the counter under `key`, 0 if there is none, or the
+    /// error of the request for it. `left` is called once this client has connected, and returns how long the counter
+    /// may take.
     ///
     /// # Errors
     /// Those of [`connect_with`](Self::connect_with).

@@ -182,8 +182,8 @@ impl TcpStore {
             .map_err(|broken| self.broken(name, broken))
     }
 
-    /// Works like [`call`](Self::call), with this time-out instead of the store's own, but returns a broken exchange as it
-    /// is.
+    /// Works like [`call`](Self::call), with this time-out instead of the store's own, but returns a broken exchange as
+    /// it is.
     ///
     /// # Errors
     /// Those of a new connection, if one is needed.

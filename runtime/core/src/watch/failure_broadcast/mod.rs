@@ -86,8 +86,8 @@ pub(crate) struct FailureBroadcast {
     /// Since when the store has not replied to requests, on the clock of the records; 0 if it has replied to
     /// the last one.
     unanswered_since: AtomicU64,
-    /// The same moment in run time, the clock of [`RollState::time`], in ns, plus one; 0 if the store has replied to the
-    /// last request.
+    /// The same moment in run time, the clock of [`RollState::time`], in ns, plus one; 0 if the store has replied to
+    /// the last request.
     unanswered_since_run_time: AtomicU64,
     rolls: RollState,
 }

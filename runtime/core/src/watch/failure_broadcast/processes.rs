@@ -33,13 +33,14 @@ pub(crate) trait Processes: Send + Sync {
 /// The ranks whose rings are next to that of this rank.
 ///
 /// Such a ring may be left over from another run: the process that wrote it may still exist, stopped, while the rank is
-/// another process, perhaps on another host. So each rank writes to the store which process it is, and a ring counts only
-/// if that process made it.
+/// another process, perhaps on another host. So each rank writes to the store which process it is, and a ring counts
+/// only if that process made it.
 pub(crate) struct NeighborProcesses {
     recorder: Arc<FlightRecorder>,
     store: Arc<dyn Store>,
     attempt: u32,
-    /// The marks of the ranks' processes ([`FlightRecorder::process_mark`]), as far as the store has been asked for them.
+    /// The marks of the ranks' processes ([`FlightRecorder::process_mark`]), as far as the store has been asked for
+    /// them.
     marks: Mutex<BTreeMap<Rank, String>>,
 }
 
@@ -53,8 +54,8 @@ impl NeighborProcesses {
         }
     }
 
-    /// The key and the value by which the other ranks learn that this process is `rank`; `None` if the process's mark is
-    /// not known.
+    /// The key and the value by which the other ranks learn that this process is `rank`; `None` if the process's mark
+    /// is not known.
     pub(crate) fn note_of(&self, rank: Rank) -> Option<(String, Vec<u8>)> {
         let mark = self.recorder.process_mark()?;
         Some((self.key(rank), mark.into_bytes()))

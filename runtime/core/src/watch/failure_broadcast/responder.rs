@@ -199,7 +199,8 @@ impl Responder {
         }
     }
 
-    /// Answers the newest roll call and new alarms; if there is no new alarm, makes a dump if PyTorch's flag is newly set.
+    /// Answers the newest roll call and new alarms; if there is no new alarm, makes a dump if PyTorch's flag is newly
+    /// set.
     pub(super) fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
         let now = || self.broadcast.rolls.time();
@@ -237,8 +238,8 @@ impl Responder {
         roll_answered
     }
 
-    /// Makes this rank's dump for another rank's fault. It delays this rank's status for a limited time only: a disk that
-    /// does not respond must not make this rank look silent.
+    /// Makes this rank's dump for another rank's fault. It delays this rank's status for a limited time only: a disk
+    /// that does not respond must not make this rank look silent.
     fn dump_for_fault(&self, reason: &str) {
         let limit = DUMP_WAIT.min(self.broadcast.parts.status_wait / 4);
         let dump = self.broadcast.begin_fault_dump(reason);

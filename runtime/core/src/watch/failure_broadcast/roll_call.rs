@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A rank joins a call that it has answered at most this long before: the members of a group come near a time-out at about
-/// the same time.
+/// A rank joins a call that it has answered at most this long before: the members of a group come near a time-out at
+/// about the same time.
 const JOIN_TIME: Duration = Duration::from_millis(500);
 /// The most ranks whose answers are read in one request to the store.
 const CHUNK: usize = 256;
@@ -145,8 +145,8 @@ impl RollAnswers {
         }
     }
 
-    /// Calls the roll, or joins a call that another rank has just made. Returns the call's number, and when this rank made
-    /// or answered it.
+    /// Calls the roll, or joins a call that another rank has just made. Returns the call's number, and when this rank
+    /// made or answered it.
     pub(super) fn call(
         &mut self,
         store: &dyn Store,

@@ -236,8 +236,8 @@ impl StatusExchange {
     }
 
     /// Waits for the answers of these ranks until `wait_time` after `began`, the time of the alarm. Those that have not
-    /// answered a roll call are waited for until their silence has lasted for `wait_time` in all, and [`LOST_TIME`] after
-    /// `began` in any case.
+    /// answered a roll call are waited for until their silence has lasted for `wait_time` in all, and [`LOST_TIME`]
+    /// after `began` in any case.
     fn wait_for(&self, store: &dyn Store, query: &StatusQuery<'_>, ranks: &[Rank], began: Instant) {
         let wait = |ranks: &mut dyn Iterator<Item = Rank>, limit: Duration| {
             let keys: Vec<String> = ranks.map(|rank| self.key(rank)).collect();

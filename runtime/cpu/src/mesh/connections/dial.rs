@@ -49,8 +49,8 @@ impl Mesh {
             policy
                 .check()
                 .map_err(|interruption| Failure::of_wait_for(handshake.to, interruption))?;
-            // A host that does not answer must not delay a caller beyond its own deadline. The system refuses a time-out
-            // of zero.
+            // A host that does not answer must not delay a caller beyond its own deadline. The system refuses a
+            // time-out of zero.
             let time = policy.time_left().clamp(SHORTEST_TRY, CONNECT_TIME);
             match TcpStream::connect_timeout(&address, time) {
                 Ok(stream) => break stream,

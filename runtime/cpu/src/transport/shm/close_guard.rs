@@ -71,8 +71,8 @@ impl CloseGuard {
         })
     }
 
-    /// A word of what a rank has announced. Word 0 is 1 once it has left, word 1 holds the number of awaited ranks, word 2
-    /// the rank that waited for them, and the next ones hold the awaited ranks.
+    /// A word of what a rank has announced. Word 0 is 1 once it has left, word 1 holds the number of awaited ranks,
+    /// word 2 the rank that waited for them, and the next ones hold the awaited ranks.
     fn left(&self, rank: usize, word: usize) -> &AtomicU32 {
         self.control.word(rank * CONTROL + 3 * LINE + 4 * word)
     }

@@ -17,9 +17,9 @@
 //!
 //! Only processes of one user have the segment: it is passed to those that prove the job's secret, and a process that
 //! the system lets open another's files can open it without. Whoever has it is trusted to keep to the phases: bytes
-//! that are written at another time make results wrong, as wrong numbers would, and may be read half-written. Any bytes are valid numbers, and lengths among them are
-//! checked as those from a socket are. A rank that dies while it writes has not stored the flag, so no other rank
-//! reads the incomplete bytes.
+//! that are written at another time make results wrong, as wrong numbers would, and may be read half-written. Any bytes
+//! are valid numbers, and lengths among them are checked as those from a socket are. A rank that dies while it writes
+//! has not stored the flag, so no other rank reads the incomplete bytes.
 //!
 //! A rank that gives up a phase decides together with the others whether the phase has failed (`outcome`).
 //! A rank that arrives later finds that decision, and gets an error for the operation as the others do.

@@ -435,8 +435,8 @@ impl Segment {
     }
 
     /// Returns the result of a group's claim: `Some(Some(index))` with the index of its area, or `Some(None)` for a
-    /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept. A claim that was counted before the
-    /// call is found.
+    /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept. A claim that was counted before
+    /// the call is found.
     ///
     /// Reads only the entries that may be the group's. The two tables have 320 KiB together: to read them whole, a rank
     /// that starts would have to wait for many page faults.

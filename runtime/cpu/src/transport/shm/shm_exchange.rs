@@ -121,8 +121,8 @@ impl ShmExchange {
         })
     }
 
-    /// Returns whether huge pages could be requested; only the first call returns the error. Without huge pages the area
-    /// works, but is slower. Success does not mean that the area has huge pages: most systems provide none for it.
+    /// Returns whether huge pages could be requested; only the first call returns the error. Without huge pages the
+    /// area works, but is slower. Success does not mean that the area has huge pages: most systems provide none for it.
     pub(crate) fn huge_pages(&mut self) -> io::Result<()> {
         self.huge_pages.take().unwrap_or(Ok(()))
     }

@@ -21,6 +21,7 @@ mod stopped;
 mod then;
 mod timed_out;
 mod together;
+mod two_runs;
 mod unmade;
 mod unnoted;
 mod unproven;

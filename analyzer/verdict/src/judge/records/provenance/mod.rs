@@ -5,6 +5,7 @@
 //! the world, and then contradictions that no single run can produce, such as two ranks that completed different
 //! operations under one number.
 
+mod apart;
 mod aside;
 mod earlier_runs;
 mod joined;
@@ -15,7 +16,7 @@ pub(crate) use earlier_runs::leave_earlier_runs_aside;
 
 use crate::align::record::Record;
 use crate::align::shared::Shared;
-use crate::align::signature::CallDifference;
+use crate::align::signature::{CallDifference, Calls};
 use crate::align::{
     Aligned, Alignment, GlooWorld, Number, Numbers, RecordIx, UnknownReason, clocks,
     names_newest_only, retiring_is_all,
@@ -54,6 +55,9 @@ pub(crate) fn select(
 ) -> (Vec<Record>, Option<AlignmentAndClocks>) {
     records.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
     keep_one_job(&mut records, aside);
+    if !policy.snapshot {
+        apart::leave_earlier_times_aside(shared, &mut records, aside);
+    }
     keep_one_world(shared, &mut records, aside);
     keep_newest_of_each_recorder(shared, &mut records, aside);
     let mut aligned = None;
@@ -488,12 +492,6 @@ fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, comparisons: &mut
 /// records that completed one collective, each with its call.
 fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], comparisons: &mut [Comparison]) {
     let calls = &aligned.shared.calls;
-    let contradicts = |a: u32, b: u32| {
-        matches!(
-            calls.difference(a, b),
-            Some(CallDifference::Op | CallDifference::Dtype | CallDifference::Size)
-        )
-    };
     let mut issued: BTreeMap<u32, usize> = BTreeMap::new();
     for &(_, call) in row {
         *issued.entry(call).or_default() += 1;
@@ -501,7 +499,7 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], comparisons: &m
     let against = |call: u32| -> usize {
         let others = issued
             .iter()
-            .filter(|&(&other, _)| contradicts(call, other));
+            .filter(|&(&other, _)| contradicts(calls, call, other));
         others.map(|(_, members)| members).sum()
     };
     let against: BTreeMap<u32, usize> = issued.keys().map(|&call| (call, against(call))).collect();
@@ -510,6 +508,14 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], comparisons: &m
             comparisons[record].against += 1;
         }
     }
+}
+
+/// Whether one collective cannot have been issued with both of these calls.
+fn contradicts(calls: &Calls, a: u32, b: u32) -> bool {
+    matches!(
+        calls.difference(a, b),
+        Some(CallDifference::Op | CallDifference::Dtype | CallDifference::Size)
+    )
 }
 
 /// Counts the groups in which a record completed a collective that needs all members although at least half of the

@@ -82,7 +82,7 @@ pub(super) fn keep_newest_of_each_recorder(
 }
 
 /// Whether records by this recorder do not state their process.
-fn states_no_process(recorder: Recorder) -> bool {
+pub(super) fn states_no_process(recorder: Recorder) -> bool {
     match recorder {
         Recorder::Nccl | Recorder::Hook | Recorder::NativeGloo => true,
         Recorder::Rcomm | Recorder::NcclProfiler | Recorder::Torchcomms | Recorder::Unknown => {

@@ -1,0 +1,310 @@
+//! Tests verdicts on PyTorch's dumps of two runs in one folder, and on those of one run that look like two: these dumps
+//! state no job.
+
+use crate::job::{State, at, record};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_verdict::{Analysis, Code, Policy, Report};
+
+/// A dump by PyTorch, and when its file was written.
+type File = (Dump, f64);
+
+/// The dump by PyTorch of a rank, without the name of its job.
+fn dump(recorder: Recorder, rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Dump {
+    let mut dump = record(rank, ranks, operations);
+    dump.recorder = recorder;
+    dump.status = None;
+    dump.identity.world_size = None;
+    dump.identity.host.clear();
+    dump.identity.pid = 0;
+    let mut other = dump.signatures[0].clone();
+    (other.input_sizes, other.output_sizes) = (vec![vec![32]], vec![vec![32]]);
+    dump.signatures.push(other);
+    for (entry, number) in dump.entries.iter_mut().zip(0..) {
+        entry.record_id = number;
+        entry.timeout_ms = 600_000;
+    }
+    dump
+}
+
+fn by_nccl(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Dump {
+    dump(Recorder::Nccl, rank, ranks, operations)
+}
+
+/// This many completed operations, one each second from `from` on.
+fn done(from: f64, count: u32) -> Vec<(f64, State)> {
+    let each = (0..count).map(|number| from + f64::from(number));
+    each.map(|then| (then, State::Done(then + 0.1))).collect()
+}
+
+/// The same, and one that is pending.
+fn waits(from: f64, count: u32) -> Vec<(f64, State)> {
+    let last = (from + f64::from(count), State::Pending);
+    done(from, count).into_iter().chain([last]).collect()
+}
+
+fn judge(files: impl IntoIterator<Item = File>) -> Report {
+    let mut analysis = Analysis::new(Policy {
+        now_ns: Some(at(740.0)),
+        ..Policy::default()
+    });
+    for (dump, written) in files {
+        analysis.note_written(Some(at(written)));
+        analysis.add(&dump);
+    }
+    analysis.finish()
+}
+
+/// The code and the culprits of the first finding.
+fn first(report: &Report) -> (Code, &[Rank]) {
+    let finding = report.findings.first().expect("the report has a finding");
+    (finding.code, &finding.culprit_ranks)
+}
+
+/// The number of notes on records that were left aside because they are of an earlier run.
+fn of_earlier_run(report: &Report) -> usize {
+    let problems = report.problems.iter();
+    let of_run = |text: &str| text.contains("of an earlier run; to judge that run");
+    problems
+        .filter(|problem| problem.code == Code::N300 && of_run(&problem.sentence))
+        .count()
+}
+
+/// Gives the group of a dump other members, and all its operations to it.
+fn on_dp(mut dump: Dump, members: &[Rank]) -> Dump {
+    let mut made = dump.groups[0].clone();
+    made.info.id = 1;
+    made.info.name = "1".to_owned();
+    made.info.desc = "dp".to_owned();
+    made.info.ranks = members.into();
+    dump.groups.push(made);
+    for entry in &mut dump.entries {
+        entry.group = 1;
+    }
+    dump
+}
+
+#[test]
+fn a_rank_that_lists_other_members_and_comes_late_is_of_the_same_run() {
+    for late in [15.0, 18.0, 21.0, 31.0] {
+        let files = (0..4).map(|rank| {
+            let (members, then): (&[Rank], f64) = match rank {
+                3 => (&[0, 3], late),
+                _ => (&[0, 1, 2, 3], 1.0),
+            };
+            (
+                on_dp(by_nccl(rank, 4, &waits(then, 0)), members),
+                605.0 + then,
+            )
+        });
+        let report = judge(files);
+        assert_eq!(first(&report), (Code::E105, &[3][..]), "{late} s late");
+        assert_eq!(of_earlier_run(&report), 0);
+    }
+}
+
+#[test]
+fn a_hung_job_is_not_older_than_a_small_one_that_ran_while_it_hung() {
+    let hung = (0..8).map(|rank| {
+        let operations = if rank == 4 {
+            done(1.0, 10)
+        } else {
+            waits(1.0, 10)
+        };
+        (by_nccl(rank, 8, &operations), 620.0)
+    });
+    let small = (0..2).map(|rank| (by_nccl(rank, 2, &done(61.0, 10)), 90.0));
+    let report = judge(hung.chain(small));
+    assert_eq!(first(&report), (Code::E101, &[4][..]));
+    assert_eq!(of_earlier_run(&report), 0);
+}
+
+#[test]
+fn only_the_old_file_is_left_aside_where_a_rank_comes_late() {
+    let old = |rank| (by_nccl(rank, 8, &done(-86_400.0, 100)), -80_000.0);
+    let waiting = (0..6).map(|rank| (by_nccl(rank, 8, &waits(1.0, 0)), 605.0));
+    let mut late = by_nccl(6, 8, &waits(31.0, 0));
+    late.entries[0].signature = 1;
+    let report = judge(waiting.chain([(late, 606.0), old(7)]));
+    assert_eq!(first(&report), (Code::E112, &[6][..]));
+    assert_eq!(of_earlier_run(&report), 1);
+    let aside = report
+        .problems
+        .iter()
+        .find(|problem| problem.code == Code::N300);
+    let sentence = aside.map_or("", |problem| &problem.sentence);
+    assert!(
+        sentence.starts_with("the record of rank 7 was"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn ranks_whose_clocks_are_wrong_are_of_the_same_run() {
+    // Each with the ranks whose clocks differ, by how much, and the rank that has not come.
+    for (ranks, behind, skew, missing) in [
+        (4, 3..4, -120.0, 0),
+        (8, 6..8, 90.0, 1),
+        (8, 0..4, -25.0, 5),
+    ] {
+        let files = (0..ranks).map(|rank| {
+            let skew = if behind.contains(&rank) { skew } else { 0.0 };
+            let operations = if rank == missing {
+                done(skew, 10)
+            } else {
+                waits(skew, 10)
+            };
+            (by_nccl(rank, ranks, &operations), 620.0)
+        });
+        let report = judge(files);
+        assert_eq!(first(&report), (Code::E101, &[missing][..]));
+        assert_eq!(of_earlier_run(&report), 0);
+    }
+    // The clocks of half the ranks are wrong, one of which has not come: none of the others is left aside.
+    for behind in [4..8, 6..8] {
+        let files = (0..8).map(|rank| {
+            let skew = if behind.contains(&rank) { -110.0 } else { 0.0 };
+            let operations = if rank == 7 {
+                done(skew, 10)
+            } else {
+                waits(skew, 10)
+            };
+            (by_nccl(rank, 8, &operations), 620.0)
+        });
+        let report = judge(files);
+        assert_eq!(first(&report).1, [7]);
+        assert_eq!(of_earlier_run(&report), 0);
+    }
+}
+
+#[test]
+fn files_without_a_time_are_not_of_an_earlier_run() {
+    let mut analysis = Analysis::new(Policy::default());
+    for rank in 0..4 {
+        let skew = if rank == 3 { -50.0 } else { 0.0 };
+        let operations = if rank == 0 {
+            done(skew, 10)
+        } else {
+            waits(skew, 10)
+        };
+        analysis.add(&by_nccl(rank, 4, &operations));
+    }
+    let report = analysis.finish();
+    assert_eq!(first(&report), (Code::E101, &[0][..]));
+    assert_eq!(of_earlier_run(&report), 0);
+}
+
+#[test]
+fn numbers_of_two_recorders_are_not_compared() {
+    let nccl = (0..4).map(|rank| (by_nccl(rank, 4, &done(1.0, 100)), 101.5));
+    let gloo = (0..4).map(|rank| {
+        let operations = if rank == 3 {
+            done(125.0, 1)
+        } else {
+            waits(125.0, 1)
+        };
+        let mut dump = dump(Recorder::Hook, rank, 4, &operations);
+        for signature in &mut dump.signatures {
+            signature.backend = "gloo".to_owned();
+        }
+        (dump, 731.0)
+    });
+    let report = judge(nccl.chain(gloo));
+    assert_eq!(first(&report), (Code::E101, &[3][..]));
+    assert_eq!(of_earlier_run(&report), 0);
+}
+
+#[test]
+fn a_group_that_was_made_twice_does_not_show_a_second_run() {
+    let files = (0..4).map(|rank| {
+        let skew = if rank == 3 { -25.0 } else { 0.0 };
+        let again = if rank == 1 {
+            done(skew + 6.0, 4)
+        } else {
+            waits(skew + 6.0, 4)
+        };
+        let operations = [done(skew, 4), again].concat();
+        let mut dump = by_nccl(rank, 4, &operations);
+        let mut made = dump.groups[0].clone();
+        made.info.id = 1;
+        dump.groups.push(made);
+        for entry in &mut dump.entries[4..] {
+            entry.group = 1;
+            entry.collective_seq_id -= 4;
+        }
+        (dump, 620.0)
+    });
+    let report = judge(files);
+    assert_eq!(first(&report), (Code::E101, &[1][..]));
+    assert_eq!(of_earlier_run(&report), 0);
+}
+
+#[test]
+fn one_operation_of_another_size_does_not_show_a_second_run() {
+    let files = (0..8).map(|rank| {
+        let skew = if rank < 4 { -25.0 } else { 0.0 };
+        let operations = if rank == 1 {
+            done(skew, 8)
+        } else {
+            waits(skew, 8)
+        };
+        let mut dump = by_nccl(rank, 8, &operations);
+        dump.entries[2].signature = u32::from(rank == 0);
+        (dump, 620.0)
+    });
+    let report = judge(files);
+    assert_eq!(first(&report), (Code::E101, &[1][..]));
+    assert_eq!(of_earlier_run(&report), 0);
+}
+
+#[test]
+fn files_that_an_earlier_run_has_left_are_not_judged_with_later_ones() {
+    // The earlier run left the files of most ranks, or one of a rank of which the later run wrote one too.
+    let later = |ranks: std::ops::Range<Rank>| {
+        ranks.map(|rank| {
+            let operations = if rank == 0 {
+                done(1.0, 4)
+            } else {
+                waits(1.0, 4)
+            };
+            (by_nccl(rank, 8, &operations), 700.0)
+        })
+    };
+    let report_with = |earlier: std::ops::Range<Rank>, ranks, count, signature| {
+        let files = earlier.map(|rank| {
+            let mut dump = by_nccl(rank, 8, &done(-50.0, count));
+            for entry in &mut dump.entries {
+                entry.signature = signature;
+            }
+            (dump, -25.0)
+        });
+        judge(files.chain(later(ranks)))
+    };
+    for (earlier, ranks, count, signature) in [
+        // It came further.
+        (3..8, 0..3, 20, 0),
+        // It issued other operations.
+        (3..8, 0..3, 4, 1),
+        // A process began anew.
+        (2..8, 0..3, 3, 0),
+    ] {
+        let report = report_with(earlier.clone(), ranks, count, signature);
+        assert_eq!(
+            of_earlier_run(&report),
+            1,
+            "{earlier:?}, {count} operations"
+        );
+        let blamed = report
+            .findings
+            .iter()
+            .flat_map(|finding| &finding.culprit_ranks);
+        assert!(
+            blamed.clone().all(|&rank| rank == 0),
+            "{:?}",
+            blamed.collect::<Vec<_>>()
+        );
+        assert_eq!(first(&report), (Code::E101, &[0][..]));
+    }
+    // One that came less far may be of ranks whose clocks are wrong.
+    assert_eq!(of_earlier_run(&report_with(3..8, 0..3, 3, 0)), 0);
+}

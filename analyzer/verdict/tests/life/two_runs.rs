@@ -33,7 +33,12 @@ fn by_nccl(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Dump {
 
 /// This many completed operations, one each second from `from` on.
 fn done(from: f64, count: u32) -> Vec<(f64, State)> {
-    let each = (0..count).map(|number| from + f64::from(number));
+    paced(from, count, 1.0)
+}
+
+/// This many completed operations from `from` on, `pace` s apart.
+fn paced(from: f64, count: u32, pace: f64) -> Vec<(f64, State)> {
+    let each = (0..count).map(|number| from + pace * f64::from(number));
     each.map(|then| (then, State::Done(then + 0.1))).collect()
 }
 
@@ -44,8 +49,13 @@ fn waits(from: f64, count: u32) -> Vec<(f64, State)> {
 }
 
 fn judge(files: impl IntoIterator<Item = File>) -> Report {
+    judge_by(Some(at(740.0)), files)
+}
+
+/// The report as of this time, ns, or as of the newest in the files.
+fn judge_by(now_ns: Option<i64>, files: impl IntoIterator<Item = File>) -> Report {
     let mut analysis = Analysis::new(Policy {
-        now_ns: Some(at(740.0)),
+        now_ns,
         ..Policy::default()
     });
     for (dump, written) in files {
@@ -178,6 +188,62 @@ fn ranks_whose_clocks_are_wrong_are_of_the_same_run() {
 }
 
 #[test]
+fn ranks_whose_clocks_are_an_hour_ahead_are_of_the_same_run() {
+    // One host, or half of them; each file has the time of its host, or all that of a server whose clock is right.
+    for (ranks, ahead, missing) in [(4, 3..4, 3), (8, 7..8, 7), (8, 4..8, 7)] {
+        for by_server in [false, true] {
+            let files = (0..ranks).map(|rank| {
+                let skew = if ahead.contains(&rank) { 3600.0 } else { 0.0 };
+                let operations = if rank == missing {
+                    done(skew, 10)
+                } else {
+                    waits(skew, 10)
+                };
+                let written = if by_server { 620.0 } else { 620.0 + skew };
+                (by_nccl(rank, ranks, &operations), written)
+            });
+            let report = judge_by(None, files);
+            assert_eq!(first(&report), (Code::E101, &[missing][..]));
+            assert_eq!(of_earlier_run(&report), 0);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_written_early_by_a_clock_that_is_ahead_is_of_the_same_run() {
+    // By then the job had completed fewer operations, or none.
+    for count in [6, 1, 0] {
+        let files = (0..4).map(|rank| match rank {
+            3 => (
+                by_nccl(rank, 4, &waits(40.0, count)),
+                40.2 + f64::from(count),
+            ),
+            2 => (by_nccl(rank, 4, &done(0.0, 10)), 18.0),
+            _ => (by_nccl(rank, 4, &waits(0.0, 10)), 18.0),
+        });
+        assert_eq!(of_earlier_run(&judge(files)), 0, "{count} operations");
+    }
+}
+
+#[test]
+fn a_ring_that_was_emptied_does_not_show_a_second_run() {
+    // All wrote a file, emptied their rings and went on; some of them wrote another file.
+    let early = |rank| (by_nccl(rank, 4, &done(1.0, 10)), 12.0);
+    let later = |rank| {
+        let mut dump = by_nccl(rank, 4, &waits(101.0, 10));
+        for entry in &mut dump.entries {
+            entry.collective_seq_id += 100;
+        }
+        (dump, 730.0)
+    };
+    let report = judge((0..4).map(early).chain((0..2).map(later)));
+    assert_eq!(of_earlier_run(&report), 0);
+    // One ended before, and left the only file of that time.
+    let report = judge([early(3)].into_iter().chain((0..3).map(later)));
+    assert_eq!(of_earlier_run(&report), 0);
+}
+
+#[test]
 fn files_without_a_time_are_not_of_an_earlier_run() {
     let mut analysis = Analysis::new(Policy::default());
     for rank in 0..4 {
@@ -272,7 +338,7 @@ fn files_that_an_earlier_run_has_left_are_not_judged_with_later_ones() {
     };
     let report_with = |earlier: std::ops::Range<Rank>, ranks, count, signature| {
         let files = earlier.map(|rank| {
-            let mut dump = by_nccl(rank, 8, &done(-50.0, count));
+            let mut dump = by_nccl(rank, 8, &paced(-60.0, count, 1.5));
             for entry in &mut dump.entries {
                 entry.signature = signature;
             }

@@ -6,7 +6,10 @@
 //! wrong, and a rank may come late. So the records of the earlier time must also show what no rank of one run can do.
 
 use super::of_one_rank::states_no_process;
-use super::{CONTRADICTING_SHARE, CONTRADICTIONS, LeftAside, MAX_CLOCK_ERROR_NS, contradicts};
+use super::{
+    CLOCKS_AGREE_NS, CONTRADICTING_SHARE, CONTRADICTIONS, LeftAside, MAX_CLOCK_ERROR_NS,
+    ONE_RUN_NS, contradicts,
+};
 use crate::align::record::{Op, Record};
 use crate::align::retiring_is_all;
 use crate::align::shared::Shared;
@@ -70,26 +73,29 @@ pub(super) fn leave_earlier_times_aside(
 /// The records by recorders that state no process, divided where nothing is recorded or written for [`APART_NS`], in
 /// order of time. A record without a known time of writing may have been written at any later time.
 fn times(records: &[Record]) -> Vec<Vec<Life>> {
-    let mut lives: Vec<Life> = Vec::new();
-    for (index, record) in records.iter().enumerate() {
-        let is_judged = states_no_process(record.recorder) && !retiring_is_all(record.recorder);
-        let from_ns = record.ops.iter().map(|op| op.created_ns).min();
-        if let Some(from_ns) = from_ns.filter(|&from_ns| is_judged && from_ns > 0) {
-            let newest_ns = record.newest_ns();
-            let taken_ns = Some(record.identity.dump_time_ns).filter(|&taken_ns| taken_ns > 0);
-            let written_ns = own_written_ns(record).or(taken_ns);
-            lives.push(Life {
-                // The clock of a record that is newer than its file is ahead.
-                from_ns: from_ns.saturating_sub(
-                    newest_ns
-                        .saturating_sub(written_ns.unwrap_or(newest_ns))
-                        .max(0),
-                ),
-                until_ns: written_ns.map_or(i64::MAX, |written_ns| written_ns.max(newest_ns)),
-                record: index,
-            });
-        }
-    }
+    let is_judged =
+        |record: &Record| states_no_process(record.recorder) && !retiring_is_all(record.recorder);
+    let life_of = |(index, record): (usize, &Record)| {
+        let created = record.ops.iter().map(|op| op.created_ns);
+        let from_ns = created.min().filter(|&from_ns| from_ns > 0)?;
+        let newest_ns = record.newest_ns();
+        let taken_ns = Some(record.identity.dump_time_ns).filter(|&taken_ns| taken_ns > 0);
+        let written_ns = own_written_ns(record).or(taken_ns);
+        // The clock of a record that is newer than its file is ahead of that of the file's server.
+        let ahead_ns = record
+            .written_ns
+            .map_or(0, |ns| newest_ns.saturating_sub(ns));
+        Some(Life {
+            from_ns: from_ns.saturating_sub(ahead_ns.max(0)),
+            until_ns: written_ns.map_or(i64::MAX, |written_ns| written_ns.max(newest_ns)),
+            record: index,
+        })
+    };
+    let judged = records
+        .iter()
+        .enumerate()
+        .filter(|(_, record)| is_judged(record));
+    let mut lives: Vec<Life> = judged.filter_map(life_of).collect();
     lives.sort_unstable_by_key(|life| (life.from_ns, life.record));
     let mut times: Vec<Vec<Life>> = Vec::new();
     let mut until_ns = i64::MIN;
@@ -106,35 +112,42 @@ fn times(records: &[Record]) -> Vec<Vec<Life>> {
 
 /// Whether no single run can have left these records, between which lies a pause.
 fn are_two_runs(shared: &Shared, earlier: &[&Record], later: &[&Record], pause_ns: i64) -> bool {
-    // The ring of a process shows all that it has issued, from the first operation on.
-    let whole: Vec<&Record> = later
-        .iter()
-        .copied()
-        .filter(|record| is_whole(record))
-        .collect();
-    if starts_again(earlier, &whole) {
+    let begun = later.iter().copied().filter(|record| shows_start(record));
+    let begun: Vec<&Record> = begun.collect();
+    if starts_again(earlier, &begun) {
         return true;
     }
-    if wait_together(earlier, later) {
+    let by_clock = differ_by_a_clock(earlier, &begun);
+    if wait_together(earlier, later) || by_clock == Some(true) {
         return false;
     }
-    let (against, compared) = count_other_calls(shared, earlier, &whole);
+    let (against, compared) = count_other_calls(shared, earlier, &begun);
     let share = against as f64 / compared.max(1) as f64;
     if against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
         return true;
     }
-    // A rank has completed with others what it issued only later. That may be due to its clock.
-    let begins_late = begins_late(shared, earlier, &whole);
-    begins_late.is_some_and(|falls_back| {
-        falls_back
-            || against > 0
-            || pause_ns > MAX_CLOCK_ERROR_NS
-            || list_other_members(shared, earlier, later)
+    // A rank has completed with others what it issued only later. Over a short pause, its clock may be wrong.
+    let is_sure = by_clock.is_some() || pause_ns > CLOCKS_AGREE_NS;
+    begins_late(shared, earlier, &begun).is_some_and(|falls_back| {
+        let is_unlike = falls_back || against > 0 || pause_ns > MAX_CLOCK_ERROR_NS;
+        is_sure && is_unlike || list_other_members(shared, earlier, later)
     })
 }
 
 fn is_whole(record: &Record) -> bool {
     !record.wrapped() && !record.cut && !record.only_active
+}
+
+/// Whether a record shows all that its process has issued, from the first operation of each group on. A program may
+/// empty the ring while it runs: its numbers then begin anew, those of the groups do not.
+fn shows_start(record: &Record) -> bool {
+    let mut first: HashMap<(u16, bool), u32> = HashMap::new();
+    for op in &record.ops {
+        let number = if op.is_p2p { op.p2p_seq } else { op.seq };
+        let first = first.entry((op.group, op.is_p2p)).or_insert(number);
+        *first = number.min(*first);
+    }
+    is_whole(record) && first.values().all(|&number| number <= 1)
 }
 
 /// The index of the group of an operation among the groups that all records share.
@@ -143,10 +156,48 @@ fn group_of(record: &Record, op: &Op) -> u32 {
 }
 
 /// Whether a rank has an earlier record although the ring of a later one shows all that its process has issued.
-fn starts_again(earlier: &[&Record], whole: &[&Record]) -> bool {
+fn starts_again(earlier: &[&Record], begun: &[&Record]) -> bool {
     let key = |record: &Record| (record.rank, record.recorder as u8);
     let known: HashSet<_> = earlier.iter().map(|record| key(record)).collect();
-    whole.iter().any(|record| known.contains(&key(record)))
+    begun.iter().any(|record| known.contains(&key(record)))
+}
+
+/// Whether a wrong clock may be all that lies between two of the records: common collectives ended in them at times that
+/// differ by always the same. `None` if no two records have enough in common.
+fn differ_by_a_clock(earlier: &[&Record], begun: &[&Record]) -> Option<bool> {
+    let mut after: HashMap<(Recorder, u32, u32), (usize, i64)> = HashMap::new();
+    for (index, record) in begun.iter().enumerate() {
+        for (number, ended_ns) in ends_on_all(record) {
+            after.entry(number).or_insert((index, ended_ns));
+        }
+    }
+    let mut by_clock = None;
+    for record in earlier {
+        // By later record: the number of common collectives, and the least and the greatest time between their ends.
+        let mut apart: HashMap<usize, (usize, i64, i64)> = HashMap::new();
+        for (number, ended_ns) in ends_on_all(record) {
+            if let Some(&(other, later_ns)) = after.get(&number) {
+                let ns = later_ns.saturating_sub(ended_ns);
+                let (common, least, greatest) = apart.entry(other).or_insert((0, ns, ns));
+                (*common, *least, *greatest) = (*common + 1, ns.min(*least), ns.max(*greatest));
+            }
+        }
+        let enough = apart
+            .into_values()
+            .filter(|&(common, ..)| common >= CONTRADICTIONS);
+        let is_one = enough.map(|(_, least, greatest)| greatest.saturating_sub(least) < ONE_RUN_NS);
+        by_clock = by_clock.max(is_one.max());
+    }
+    by_clock
+}
+
+/// The collectives of a record that have ended on all members, and when, ns by its clock.
+fn ends_on_all(record: &Record) -> impl Iterator<Item = ((Recorder, u32, u32), i64)> {
+    let ended = record.ops.iter().filter(|op| has_ended_on_all(op));
+    ended.filter_map(move |op| {
+        let number = (record.recorder, group_of(record, op), op.seq);
+        Some((number, op.completed_ns()?))
+    })
 }
 
 /// Whether one operation is pending in an earlier and in a later record.
@@ -165,7 +216,7 @@ fn wait_together(earlier: &[&Record], later: &[&Record]) -> bool {
 
 /// The number of collectives of which all earlier records show one call and all later records another, and the number
 /// of those that both show.
-fn count_other_calls(shared: &Shared, earlier: &[&Record], whole: &[&Record]) -> (usize, usize) {
+fn count_other_calls(shared: &Shared, earlier: &[&Record], begun: &[&Record]) -> (usize, usize) {
     // The numbers of a group that was made twice begin anew, and a ring that has wrapped does not show how often it was.
     let calls_of = |records: &mut dyn Iterator<Item = &&Record>| {
         let mut calls: HashMap<(Recorder, u32, u32), BTreeSet<u32>> = HashMap::new();
@@ -178,7 +229,7 @@ fn count_other_calls(shared: &Shared, earlier: &[&Record], whole: &[&Record]) ->
         calls
     };
     let before = calls_of(&mut earlier.iter().filter(|record| is_whole(record)));
-    let after = calls_of(&mut whole.iter());
+    let after = calls_of(&mut begun.iter());
     let (mut against, mut compared) = (0, 0);
     for (number, calls) in &after {
         if let Some(others) = before.get(number) {
@@ -196,7 +247,7 @@ fn count_other_calls(shared: &Shared, earlier: &[&Record], whole: &[&Record]) ->
 
 /// Whether an earlier record shows a collective as completed that needs all members, although the ring of a later one,
 /// of a member, begins after that; and then, whether that ring does not even reach the number of the collective.
-fn begins_late(shared: &Shared, earlier: &[&Record], whole: &[&Record]) -> Option<bool> {
+fn begins_late(shared: &Shared, earlier: &[&Record], begun: &[&Record]) -> Option<bool> {
     let mut completed: HashMap<(Recorder, u32), Option<u32>> = HashMap::new();
     for record in earlier {
         for op in record.ops.iter().filter(|op| has_ended_on_all(op)) {
@@ -210,7 +261,7 @@ fn begins_late(shared: &Shared, earlier: &[&Record], whole: &[&Record]) -> Optio
         }
     }
     let mut of_rank: HashMap<(Recorder, Rank), Vec<&Record>> = HashMap::new();
-    for record in whole {
+    for record in begun {
         let of_rank = of_rank.entry((record.recorder, record.rank));
         of_rank.or_default().push(record);
     }

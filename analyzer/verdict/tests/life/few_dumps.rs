@@ -1,7 +1,7 @@
 //! Tests verdicts on dumps of a part of the ranks: what the others did is not known.
 
-use crate::job::{State, alive, at, closed, dead, record};
-use rcomm_recorder::model::{EntryState, ProcessGroupInfo, Rank};
+use crate::job::{State, alive, at, closed, dead, fails, record};
+use rcomm_recorder::model::{EntryState, FailureKind, ProcessGroupInfo, Rank};
 use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
 use rcomm_verdict::{Analysis, Code, Finding, Policy, Problem, Severity, Verdict, analyze};
 
@@ -391,4 +391,27 @@ fn a_rank_that_never_came_is_on_no_side_unless_it_lives() {
     };
     assert_eq!(come_late(false).culprit_ranks, [0, 1, 2]);
     assert_eq!(come_late(true).culprit_ranks, [0; 0]);
+}
+
+#[test]
+fn a_rank_that_is_missed_for_less_than_a_step_is_not_accused_where_another_left_no_dump() {
+    // The death of rank 3 made the others write dumps; rank 1 was at work then.
+    for (taken, accused) in [(1.4, false), (20.0, true)] {
+        let dumps = [0, 1, 2].map(|rank| {
+            let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+            let mut dump = match rank {
+                1 => record(rank, 4, &waits[..1]),
+                _ => fails(record(rank, 4, &waits), FailureKind::PeerGone, &[3], taken),
+            };
+            dump.identity.dump_time_ns = at(taken);
+            dump
+        });
+        let report = analyze(&dumps, &Policy::default());
+        let accuses = |finding: &&Finding| finding.culprit_ranks == [1];
+        let Some(finding) = report.findings.iter().find(accuses) else {
+            panic!("{:?}", report.findings)
+        };
+        assert_eq!(finding.code, Code::E101);
+        assert_eq!(finding.confidence > 0.5, accused, "{}", finding.confidence);
+    }
 }

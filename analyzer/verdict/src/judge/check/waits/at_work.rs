@@ -20,6 +20,10 @@ const MAY_HARDLY_COME: f64 = 0.75;
 /// The highest confidence if they paused for about as long before while others waited for them, and then continued.
 const PAUSED_BEFORE: f64 = 0.5;
 
+/// The highest confidence if they have been missed for less than makes an operation overdue: any step of a program may
+/// take that long. Records are that early if another failure has caused them.
+const MISSED_BRIEFLY: f64 = 0.5;
+
 /// Work of a program between two operations takes longer than this only rarely.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -60,6 +64,7 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
         .min()
         .map_or(f64::INFINITY, |ms| ms as f64 / 2.0);
     let long_ms = half_ms.min(LONG.as_secs_f64() * 1e3);
+    let overdue_ms = half_ms.min(ctx.policy.overdue.as_secs_f64() * 1e3);
     let live = ctx.policy.snapshot && ctx.life.lives_on() && ranks.iter().all(lives);
     // A process that is gone is not at work.
     let is_taken =
@@ -82,6 +87,7 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
     Some(AtWork {
         confidence: match paused_ms {
             Some(_) => PAUSED_BEFORE,
+            None if missed_ms < overdue_ms => MISSED_BRIEFLY,
             None if missed_ms * 2.0 >= long_ms => MAY_HARDLY_COME,
             None => MAY_COME,
         },

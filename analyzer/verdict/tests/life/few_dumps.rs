@@ -415,3 +415,25 @@ fn a_rank_that_is_missed_for_less_than_a_step_is_not_accused_where_another_left_
         assert_eq!(finding.confidence > 0.5, accused, "{}", finding.confidence);
     }
 }
+
+#[test]
+fn a_rank_without_a_dump_that_a_time_out_names_may_have_waited_for_another_without_one() {
+    for (unread, accused) in [(vec![1], true), (vec![1, 2], false)] {
+        let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
+        let ranks = (0..4).filter(|rank| !unread.contains(rank));
+        let dumps: Vec<Dump> = ranks
+            .map(|rank| fails(record(rank, 4, &failed), FailureKind::Timeout, &[1], 31.0))
+            .collect();
+        let report = analyze(&dumps, &Policy::default());
+        let [finding] = errors(&report.findings)[..] else {
+            panic!("{:?}", report.findings)
+        };
+        assert_eq!(
+            (finding.code, &finding.culprit_ranks[..]),
+            (Code::E101, &[1][..])
+        );
+        assert_eq!(finding.confidence > 0.5, accused, "{}", finding.confidence);
+        let may_be: Vec<Rank> = finding.alternatives.concat();
+        assert_eq!(may_be, if accused { vec![] } else { vec![2] });
+    }
+}

@@ -242,15 +242,23 @@ fn lost_first(
     lost.iter().copied().partition(is_first)
 }
 
+/// The ranks besides these that left no record, if none of these did, either.
+pub(super) fn unread_besides(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<Rank> {
+    let is_unread = |rank: &Rank| ctx.aligned.record_of(*rank).is_none();
+    if !ranks.iter().all(is_unread) {
+        return Vec::new();
+    }
+    let expected = ctx.aligned.expected.iter().copied();
+    expected
+        .filter(|rank| is_unread(rank) && !ranks.contains(rank))
+        .collect()
+}
+
 /// Blames no rank if no culprit left a record, and other ranks left none, either. A rank that loses a peer ends, so one
 /// of the other ranks may have ended before the culprit.
 fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
-    let is_unread = |rank: &Rank| ctx.aligned.record_of(*rank).is_none();
-    let expected = ctx.aligned.expected.iter().copied();
-    let others: Vec<Rank> = expected
-        .filter(|rank| is_unread(rank) && !draft.culprits.contains(rank))
-        .collect();
-    if others.is_empty() || !draft.culprits.iter().all(is_unread) {
+    let others = unread_besides(ctx, &draft.culprits);
+    if others.is_empty() {
         return;
     }
     draft.doubts.push(format!(

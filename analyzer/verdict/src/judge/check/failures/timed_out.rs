@@ -1,7 +1,7 @@
 //! E101, E135 and E151 from time-outs that the runtime recorded: the ranks that others had waited for when they gave
 //! up.
 
-use super::recorded_failure::{Recorded, complete, operation, text};
+use super::recorded_failure::{Recorded, complete, operation, text, unread_besides};
 use crate::align::Presence;
 use crate::align::p2p::peer_of;
 use crate::align::record::Op;
@@ -290,6 +290,23 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
             "{} had another unfinished operation then, and the records do not show for whom it waited",
             format_ranks(&waited)
         ));
+    }
+    let unread = unread_besides(ctx, &draft.culprits);
+    if !unread.is_empty() {
+        draft.confidence = 0.5;
+        draft.doubts.push(format!(
+            "{} left no record, either: {} may have waited for {}",
+            format_ranks(&unread),
+            format_ranks(&draft.culprits),
+            if unread.len() == 1 {
+                "it"
+            } else {
+                "one of them"
+            }
+        ));
+        draft
+            .alternatives
+            .extend(unread.into_iter().take(16).map(|rank| vec![rank]));
     }
     Some(draft)
 }

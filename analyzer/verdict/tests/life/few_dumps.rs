@@ -437,3 +437,29 @@ fn a_rank_without_a_dump_that_a_time_out_names_may_have_waited_for_another_witho
         assert_eq!(may_be, if accused { vec![] } else { vec![2] });
     }
 }
+
+#[test]
+fn a_rank_that_timed_out_and_left_is_not_the_one_that_was_lost_first() {
+    // Rank 2 was stopped. Rank 1 gave up waiting for it and left, and so the others lost rank 1.
+    let failed = |then| [(0.0, State::Done(0.1)), (1.0, State::Failed(then))];
+    let dumps = [
+        fails(
+            record(0, 4, &failed(31.2)),
+            FailureKind::PeerGone,
+            &[1],
+            31.2,
+        ),
+        fails(record(1, 4, &failed(31.0)), FailureKind::Timeout, &[], 31.0),
+        fails(
+            record(3, 4, &failed(31.2)),
+            FailureKind::PeerGone,
+            &[1],
+            31.2,
+        ),
+    ];
+    let report = analyze(&dumps, &Policy::default());
+    let accuses = |finding: &&Finding| finding.culprit_ranks.contains(&1);
+    let accused = report.findings.iter().find(accuses);
+    assert!(accused.is_none(), "{accused:?}");
+    assert_ne!(report.verdict, Verdict::Healthy);
+}

@@ -39,10 +39,11 @@ impl Check for RecordedFailure {
         let mut lost = of_kind(FailureKind::PeerGone);
         lost.retain(|recorded| !recorded.failure.text.contains(RUNS));
         let lost_after = lost.split_off(lost.partition_point(|recorded| recorded.at_ns < given_up));
-        let draft = gone(ctx, &lost)
-            .or_else(|| late(ctx, &of_kind(FailureKind::Timeout)))
+        let timeouts = of_kind(FailureKind::Timeout);
+        let draft = gone(ctx, &lost, &timeouts)
+            .or_else(|| late(ctx, &timeouts))
             .or_else(|| aborted(ctx, &of_kind(FailureKind::Abort)))
-            .or_else(|| gone(ctx, &lost_after))
+            .or_else(|| gone(ctx, &lost_after, &timeouts))
             .or_else(|| errors(ctx, &of_kind(FailureKind::Backend)));
         draft.into_iter().collect()
     }
@@ -151,8 +152,13 @@ fn follows_from_the_end(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
 }
 
 /// E150: peers that survivors lost. The culprits are the lost ranks that did not lose a peer themselves; if each did,
-/// the ranks that the first failure names. `None` without failures.
-fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
+/// the ranks that the first failure names. A rank that recorded a time-out gave up because of another, and then left.
+/// `None` without failures, or if all that were lost had given up.
+fn gone(
+    ctx: &Context<'_>,
+    failures: &[Recorded<'_>],
+    timeouts: &[Recorded<'_>],
+) -> Option<FindingDraft> {
     let named: BTreeSet<Rank> = failures
         .iter()
         .flat_map(|recorded| &recorded.failure.ranks)
@@ -166,6 +172,11 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
         true => failures.first()?.failure.ranks.clone(),
         false => lost_none,
     };
+    let has_given_up = |rank: &Rank| timeouts.iter().any(|timeout| rank_of(timeout) == *rank);
+    let culprits: Vec<Rank> = culprits
+        .into_iter()
+        .filter(|rank| !has_given_up(rank))
+        .collect();
     let (culprits, later) = lost_first(ctx, failures, culprits);
     let about = |recorded: &&Recorded<'_>| {
         recorded

@@ -8,6 +8,7 @@
 //! | `judging` | [`Live`]: when the records are judged again, and the making of a snapshot |
 //! | `jobs` | the list of a node's jobs with their verdicts |
 //! | `latest` | the last answer of each source |
+//! | `look` | the command that shows more about a rank |
 //! | `options` | [`LiveOptions`], and [`Moment`], a time on both clocks |
 //! | `reducers` | the newest step of each reducer |
 //! | `seen` | findings that no record shows |
@@ -22,6 +23,7 @@
 mod jobs;
 mod judging;
 mod latest;
+mod look;
 mod options;
 pub mod recording;
 mod reducers;

@@ -131,6 +131,8 @@ pub struct States {
     ranks: HashMap<Rank, RankState>,
     /// Ranks that are root causes, ascending.
     roots: Vec<Rank>,
+    /// See [`States::suspect`].
+    suspect: Option<Rank>,
     groups: HashMap<GroupRef, GroupState>,
     /// For each group the index of its oldest pending operation in the report, else of its first failed one.
     oldest: HashMap<GroupRef, usize>,
@@ -222,6 +224,9 @@ impl States {
             }
         }
         self.roots = roots.into_iter().collect();
+        let late = unmuted.iter().filter(|finding| finding.code == Code::W220);
+        let mut late = late.filter_map(|finding| finding.culprit_ranks.first());
+        self.suspect = self.roots.first().or_else(|| late.next()).copied();
     }
 
     fn set_groups(&mut self, report: &Report, unmuted: &[&Finding], hangs: bool) {
@@ -274,6 +279,11 @@ impl States {
     /// Ranks that are root causes, ascending.
     pub fn roots(&self) -> &[Rank] {
         &self.roots
+    }
+
+    /// The first rank at fault or, if there is none, the first one that is late; `None` without either.
+    pub fn suspect(&self) -> Option<Rank> {
+        self.suspect
     }
 
     /// The state of a group; `Idle` if the report does not include it.

@@ -79,7 +79,7 @@ impl FrameIndex {
         let states = snapshot.ranks.iter().map(|view| shared.rank(view.rank));
         let mut index = Self {
             states: states.collect(),
-            suspect: (shared.roots().first().copied()).or_else(|| late(report, muted)),
+            suspect: shared.suspect(),
             overdue: overdue(report),
             shared,
             head: head_of(report, muted),
@@ -187,13 +187,6 @@ fn overdue(report: &Report) -> HashSet<GroupRef> {
         .pending()
         .filter(|instance| instance.overdue && instance.seq_kind == SeqKind::CollectiveSeqId);
     overdue.map(|instance| instance.group.clone()).collect()
-}
-
-/// The first rank that a finding calls late; `None` without such a finding, or if it is muted.
-fn late(report: &Report, muted: &BTreeSet<Code>) -> Option<Rank> {
-    let findings = report.findings.iter();
-    let mut late = findings.filter(|it| it.code == Code::W220 && !muted.contains(&it.code));
-    late.find_map(|finding| finding.culprit_ranks.first().copied())
 }
 
 /// Age in ms, at the time of the snapshot, of the operation that a finding is about. If that age is unknown or the

@@ -10,22 +10,10 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::stacks;
 use rcomm_recorder::model::Rank;
 
-/// A shell command that shows more about a rank: it prints the stacks of the rank's process or, if that has ended, the
-/// kernel's messages about killed processes. It runs over ssh, unless the process is known to be on this node, which
-/// needs a source of this node (`reads_this_node`). `None` if the process id is not known.
+/// The [command](RankView::look_command) that shows more about a rank. It runs over ssh, unless the process is known to be
+/// on this node, which needs a source of this node (`reads_this_node`).
 pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Option<String> {
-    let dump = view.first_dump()?;
-    let pid = dump.identity.pid;
-    if pid == 0 {
-        return None;
-    }
-    let local = match view.liveness {
-        Liveness::Dead => "dmesg -T | grep -iE 'out of memory|killed process|xid'".to_owned(),
-        _ => {
-            let mut frames = dump.frames.iter();
-            stacks::command(pid, frames.any(|frame| frame.filename.ends_with(".py")))
-        }
-    };
+    let local = view.look_command()?;
     // A collector, too, knows whether its ranks' processes are alive, but these are not on this node.
     let is_alive_or_dead = view.liveness != Liveness::Unknown;
     let is_here = view.host.is_empty() || reads_this_node && is_alive_or_dead;

@@ -65,10 +65,11 @@ function unlessHeld(id, drawPart) {
 let forced = false;
 
 /** @param {Picture} picture */
-function drawNow({ status, report, focus }) {
+function drawNow(picture) {
+  const { status, report, focus } = picture;
   const began = performance.now();
   byId("job").textContent = upload ? "uploaded dumps" : status.job;
-  unlessHeld("findings", () => drawFindings(report, passes));
+  unlessHeld("findings", () => drawFindings(picture, passes, copy));
   unlessHeld("flight", () => drawInFlight(report, passes, state.problemsOnly));
   unlessHeld("groups", () => drawGroups(report, passes, state.problemsOnly, openGroup));
   unlessHeld("stragglers", () => drawStragglers(report, passes));
@@ -96,9 +97,9 @@ function showAge() {
   const stale = !upload && (past || state.paused || !state.connected || (passed > STALE_MS && !over));
   byId("light").className = upload || over ? "" : stale ? "stale" : "live";
   const later = past || upload ? 0 : passed;
-  const said = drawVerdict(state.shown.report, later);
+  const said = drawVerdict(state.shown, later);
   showOwn(past || upload ? null : said);
-  byId("since").textContent = [since(state.shown.report, later), remains(state.shown), unknownSize(state.shown.report)].filter(Boolean).join("; ");
+  byId("since").textContent = [since(state.shown, later), remains(state.shown), unknownSize(state.shown.report)].filter(Boolean).join("; ");
   for (const cell of document.querySelectorAll("[data-age]")) {
     if (cell.dataset.age !== "" && !past && !upload && !over) cell.textContent = age(Number(cell.dataset.age) + passed);
   }
@@ -115,9 +116,12 @@ const STALE_MS = 10e3;
 /** Milliseconds since the newest snapshot arrived, by the clock of the browser; 0 before the first. */
 const laterMs = () => (state.received == null ? 0 : performance.now() - state.received);
 
-async function copyVerdict() {
-  if (!state.shown) return;
-  const text = asText(state.shown, upload ? "" : state.shown.status.job);
+function copyVerdict() {
+  if (state.shown) copy(asText(state.shown, upload ? "" : state.shown.status.job));
+}
+
+/** Puts a text on the clipboard, and says so. @param {string} text */
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     byId("copied").textContent = "copied";

@@ -72,6 +72,10 @@ export function age(ms) {
   return rest > 0 ? `${minutes} min ${rest} s` : `${minutes} min`;
 }
 
+/** Formats a duration as the sentences of findings do: as `age`, without digits after the point of milliseconds.
+ * @param {number} ms */
+export const timeInSentence = (ms) => (ms < 9.95 ? `${fixed(ms, 0)} ms` : age(ms));
+
 /** Formats a number of bytes as reports do: `512 B`, `64 KiB`, `1.5 MiB`. @param {number} bytes */
 export function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

@@ -1,32 +1,10 @@
 // The top of the page: the verdict in one sentence, then every finding with its evidence.
 
-import { age, ask, byId, clock, make, ranksInWords } from "./format.js";
+import { age, ask, byId, clock, make, ranksInWords, timeInSentence } from "./format.js";
 import { namer } from "./tables.js";
 
-/** The finding whose sentence is the verdict's; undefined if there is none. @param {object} report */
-const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
-  ? undefined : report.findings.find((finding) => finding.severity !== "note");
-
-/** Whether a stuck job does not wait any more: see `Report::has_failed`. @param {object} report */
-function hasFailed({ verdict, findings, ranks }) {
-  const first = findings.find((finding) => finding.severity === "error" && finding.caused_by == null);
-  return verdict === "stuck" && first?.code === "E150" && ranks.some((row) => row.failure != null)
-    && ranks.every((row) => first.culprit_ranks.includes(row.rank) || (row.read && row.pending === 0));
-}
-
-/** The verdict as every view writes it. @param {object} report */
-export function wordOf(report) {
-  if (["healthy", "running"].includes(report.verdict) && headline(report)) return "warning";
-  return hasFailed(report) ? "failed" : report.verdict;
-}
-
-/** Says how many operations are pending while none of them is overdue, as rcomm-top does. @param {object} report */
-function pending({ in_flight, ranks }) {
-  const count = in_flight.filter((instance) => instance.state !== "failed").length;
-  if (count > 0) return `${count.toLocaleString("en")} ${count === 1 ? "operation" : "operations"} in flight, none overdue`;
-  // The list of operations may leave out some that a rank still has.
-  return ranks.some((row) => row.pending > 0) ? "nothing is overdue" : "no operation in flight, nothing overdue";
-}
+/** The finding whose sentence is the verdict's; undefined if there is none. @param {{report: object, status: object}} picture */
+const headline = ({ report, status }) => report.findings[status.lead];
 
 /** Says that the job may have more ranks than are known; empty if their number is known. @param {object} report */
 export const unknownSize = ({ input }) => (input.may_have_more ? "no record states how many ranks the job has" : "");
@@ -38,54 +16,41 @@ export function overText({ attempt = 0, later_attempt: later }) {
   return attempt > 0 ? `attempt ${attempt} over` : "over";
 }
 
-/** The sentence after the verdict's word. @param {object} report */
-export function sentence(report) {
-  const first = headline(report);
-  if (first) return first.sentence;
-  if (report.end) return report.end.sentence;
-  const { ranks_read: some, ranks_expected: all } = report.input;
-  const read = some < all ? `; ${some} of ${all} ranks read` : "";
-  const silence = report.problems.find((problem) => problem.code === "N305");
-  const calm = {
-    healthy: `nothing recorded is pending or wrong${read}`,
-    running: `${pending(report)}${read}`,
-    inconclusive: `${silence?.sentence ?? "the records do not decide"}${read}`,
-  };
-  return calm[report.verdict] ?? report.verdict;
-}
-
-/** The verdict's sentence with its age as of `laterMs` after the report. @param {object} report @param {number} laterMs */
-function sentenceAfter(report, laterMs) {
-  const text = sentence(report), then = headline(report)?.age_ms;
-  if (then == null || report.end) return text;
-  const place = text.indexOf(` ${age(then)}`);
-  return place < 0 ? text : text.slice(0, place + 1) + age(then + laterMs) + text.slice(place + 1 + age(then).length);
+/** The verdict's sentence with its age as of `laterMs` after the report.
+ * @param {{report: object, status: object}} picture @param {number} laterMs */
+export function sentenceAfter(picture, laterMs) {
+  const { sentence } = picture.status, then = headline(picture)?.age_ms;
+  if (then == null || picture.report.end) return sentence;
+  // Of the same digits within another number or word, none is the age.
+  const place = new RegExp(`(?<![\\p{L}\\p{N}.])${timeInSentence(then).replaceAll(".", "\\.")}(?![\\p{L}\\p{N}])`, "u");
+  return sentence.replace(place, timeInSentence(then + laterMs));
 }
 
 /** What was last announced to screen readers. */
 let announced = "";
 
 /** Draws the verdict, announces a new one to screen readers, and returns what it says.
- * @param {object} report @param {number} laterMs time since the report arrived; 0 unless the job is observed live */
-export function drawVerdict(report, laterMs) {
-  const text = sentenceAfter(report, laterMs);
+ * @param {{report: object, status: object}} picture
+ * @param {number} laterMs time since the report arrived; 0 unless the job is observed live */
+export function drawVerdict(picture, laterMs) {
+  const text = sentenceAfter(picture, laterMs);
   const line = byId("verdict-text").querySelector(".sentence");
   const word = line?.querySelector(".word");
-  const said = wordOf(report);
+  const { word: said, sentence } = picture.status;
   if (word?.textContent === said) { if (line.lastChild.data !== text) line.lastChild.data = text; } else {
     byId("verdict-text").replaceChildren(make("p", { class: "sentence" }, make("span", { class: `word ${said}` }, said), text));
     document.title = `${said}: rcomm`;
   }
   // Durations are left out: a longer wait alone is not announced again.
-  const news = `${said}: ${sentence(report).replace(/[0-9.]+ (ms|s|min|h)\b/g, "")}`;
-  if (news !== announced) { announced = news; byId("verdict-said").textContent = `${said}: ${sentence(report)}`; }
+  const news = `${said}: ${sentence.replace(/[0-9.]+ (ms|s|min|h)\b/g, "")}`;
+  if (news !== announced) { announced = news; byId("verdict-said").textContent = `${said}: ${sentence}`; }
   return { word: said, sentence: text };
 }
 
 /** For how long and since when ranks wait. The duration goes up to `laterMs` after the report, unless the wait is over.
- * @param {object} report @param {?number} laterMs */
-export function since(report, laterMs) {
-  const began = headline(report)?.since;
+ * @param {{report: object, status: object}} picture @param {?number} laterMs */
+export function since(picture, laterMs) {
+  const began = headline(picture)?.since;
   if (!began) return "";
   if (began.age_ms == null) return `since ${clock(began.at_ns)} UTC`;
   const duration = age(Math.max(0, began.age_ms + (began.until === "now" ? laterMs : 0)));
@@ -96,16 +61,20 @@ export function since(report, laterMs) {
 /** What is left of the records of a job that is over. @param {{report: object, status: object}} picture */
 export const remains = ({ report, status }) => (report.end && status.sources.find((source) => source.remains)?.remains) || "";
 
+/** What comes before the command that looks further at a rank. @param {{rank: number, host: string}} look */
+const lookWords = ({ rank, host }) => `Look at rank ${rank}${host ? `, on ${host}` : ""}`;
+
 /** The verdict as text for the clipboard. @param {{report: object, status: object}} picture @param {string} job */
-export function asText({ report, status }, job) {
-  const first = headline(report);
-  const lines = [`${wordOf(report).toUpperCase()} ${sentence(report)}`];
+export function asText(picture, job) {
+  const { report, status } = picture, first = headline(picture);
+  const lines = [`${status.word.toUpperCase()} ${status.sentence}`];
   if (job) lines.push(`job: ${job}`);
-  const began = since(report, 0);
+  const began = since(picture, 0);
   if (began) lines.push(began);
   if (first) lines.push(...doubts(first).map((doubt) => doubt[0].toLowerCase() + doubt.slice(1)));
   if (first?.next) lines.push(`next: ${first.next}`);
-  const left = remains({ report, status });
+  if (status.look) lines.push(`${lookWords(status.look).toLowerCase()}: ${status.look.command}`);
+  const left = remains(picture);
   if (left) lines.push(`records: ${left}`);
   if (unknownSize(report)) lines.push(unknownSize(report));
   for (const finding of report.findings.filter((it) => it !== first && it.severity !== "note").slice(0, 20)) {
@@ -145,14 +114,20 @@ function doubts({ alternatives = [], culprit_ranks: named, doubts = [] }) {
 }
 
 /** The element of a finding. @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence
- * @param {(group: object) => string} name names groups */
-function article(finding, isHeadline, name) {
+ * @param {(group: object) => string} name names groups
+ * @param {?object} look the command that looks further at a rank of the finding, as in a snapshot's status
+ * @param {(text: string) => void} copy puts a text on the clipboard */
+function article(finding, isHeadline, name, look, copy) {
   const kind = finding.caused_by == null ? "" : " consequence";
   const element = make("article", { class: finding.severity + kind },
     make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}${sure(finding)}`));
   if (!isHeadline) element.append(make("p", {}, finding.sentence));
   for (const doubt of doubts(finding)) element.append(make("p", { class: "doubt" }, doubt));
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));
+  if (look) {
+    const button = make("button", { onclick: () => copy(look.command), title: "copy the command" }, "Copy");
+    element.append(make("p", { class: "look" }, `${lookWords(look)}: `, make("code", {}, look.command), " ", button));
+  }
   const facts = [
     ...finding.evidence.map((e) =>
       `rank ${e.rank}: ${e.op} #${e.seq}${e.group ? ` on ${name(e.group)}` : ""} ${e.state} (record ${e.record_id})`),
@@ -170,13 +145,16 @@ function article(finding, isHeadline, name) {
 }
 
 /** Draws the findings that pass the filter, and the problems of the input.
- * @param {object} report @param {(section: string, index: number) => boolean} passes */
-export function drawFindings(report, passes) {
+ * @param {{report: object, status: object}} picture @param {(section: string, index: number) => boolean} passes
+ * @param {(text: string) => void} copy puts a text on the clipboard */
+export function drawFindings(picture, passes, copy) {
+  const { report, status: { look } } = picture;
   const shown = report.findings.filter((_, index) => passes("findings", index)).slice(0, 50);
   const before = new Map([...document.querySelectorAll("#findings details")].map((details) => [details.dataset.key, details]));
   const name = namer(report);
+  const about = look && shown.find((finding) => [...finding.culprit_ranks, ...finding.cycle ?? []].includes(look.rank));
   const articles = shown.map((finding) => {
-    const element = article(finding, finding === headline(report), name);
+    const element = article(finding, finding === headline(picture), name, finding === about ? look : null, copy);
     for (const details of element.querySelectorAll("details")) {
       const key = `${details.className} ${finding.code} ${finding.culprit_ranks}`;
       const old = before.get(key);

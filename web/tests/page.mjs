@@ -57,6 +57,13 @@ const shifted = await page.evaluate(() => window.shifted);
 assert.ok(shifted < 0.1, `the page moved by ${shifted} while it loaded and a job got stuck`);
 printLine("layout shift: ok");
 await page.screenshot({ path: join(pictures, "live.png") });
+// The command to look further at the rank at fault, with a button that copies it.
+await context.grantPermissions(["clipboard-read", "clipboard-write"]);
+assert.match(await text("#findings .look"), new RegExp(`^Look at rank ${culprit}, on n\\d+: (gdb -p|py-spy dump --pid) `));
+await page.locator("#findings .look button").click();
+await page.waitForFunction(() => document.getElementById("copied").textContent === "copied");
+assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^(gdb -p|py-spy dump --pid) \d+/);
+printLine("look: ok");
 
 // The timeline is drawn: its pixels differ.
 await page.locator("#timeline").scrollIntoViewIfNeeded();
@@ -149,6 +156,7 @@ assert.match(await text("#verdict"), new RegExp(`rank ${dumpCulprit} never issue
 await page.reload();
 await page.waitForFunction(() => document.body.dataset.number);
 assert.match(await text("#age"), /report on dumps/);
+assert.equal(await page.locator("#findings .look").count(), 0, "a command for the process of a dump");
 await page.screenshot({ path: join(pictures, "dumps.png") });
 printLine("dropped dumps: ok");
 

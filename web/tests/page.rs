@@ -9,7 +9,7 @@ use common::npm::installed_by_npm;
 use common::{Web, dumps_of, skip};
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::print::html;
-use rcomm_analyzer::{Policy, analyze};
+use rcomm_analyzer::{Finding, Policy, analyze};
 use rcomm_recorder::model::text::{bytes, duration_ms};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -145,44 +145,41 @@ fn the_graph_leads_every_rank_to_the_cause_and_hides_no_edge() {
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);
 }
 
-/// `failed` of a stuck job that does not wait any more, `warning` of one that runs, as `Report::word`.
+/// The age in the verdict's sentence grows as in the reports, and nothing else in it.
 #[test]
-fn the_page_writes_the_verdict_as_the_reports_do() {
+fn the_page_lets_the_age_of_a_sentence_grow_as_the_reports_do() {
     if !runs("node") {
         skip("node is not installed");
         return;
     }
-    let written = evaluate(
-        "const { sentence, wordOf } = await import('./verdict.js');
-         const gone = { severity: 'error', code: 'E150', caused_by: null, culprit_ranks: [1] };
-         const row = (rank, pending, failure, read = true) => ({ rank, pending, failure, read });
-         const word = (verdict, findings, ...ranks) => console.log(wordOf({ verdict, findings, ranks }));
-         word('stuck', [gone], row(0, 0, 'rank 1 is gone'), row(1, 1));
-         word('stuck', [gone], row(0, 1), row(1, 1));
-         word('stuck', [gone], row(0, 0, 'rank 1 is gone'), row(1, 1), row(2, 0, undefined, false));
-         word('stuck', [{ ...gone, code: 'E101' }], row(0, 0, 'it timed out'), row(1, 0));
-         word('healthy', [{ severity: 'warning' }]);
-         word('running', [{ severity: 'note' }]);
-         const calm = (verdict, read, ranks, ...states) => console.log(sentence({ verdict, findings: [], problems: [], ranks,
-           in_flight: states.map((state) => ({ state })), input: { ranks_read: read, ranks_expected: 4 } }));
-         calm('running', 4, [row(0, 1)], 'running', 'failed');
-         calm('running', 3, [row(0, 0)]);
-         calm('running', 4, [row(0, 0), row(1, 1)]);
-         calm('healthy', 4, []);",
-    );
-    let expected = [
-        "failed",
-        "stuck",
-        "stuck",
-        "stuck",
-        "warning",
-        "running",
-        "1 operation in flight, none overdue",
-        "no operation in flight, nothing overdue; 3 of 4 ranks read",
-        "nothing is overdue",
-        "nothing recorded is pending or wrong",
-    ];
-    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+    let mut finding = a_finding();
+    let mut expected = Vec::new();
+    let mut script = "const { sentenceAfter } = await import('./verdict.js');\n".to_owned();
+    for (age_ms, sentence) in [
+        (3_000.0, "rank 13.0 s waits: 3.0 s, and 3.0 s"),
+        (2.5, "step 42 ms, 12 ms and 2 ms"),
+        (118_000.0, "118 seconds, 118 s"),
+        (5.0, "no age in it"),
+    ] {
+        finding.age_ms = Some(age_ms);
+        finding.sentence = sentence.to_owned();
+        expected.push(finding.sentence_after(2_000.0).into_owned());
+        script.push_str(&format!(
+            "console.log(sentenceAfter({{ report: {{ findings: [{{ age_ms: {age_ms} }}] }},
+               status: {{ lead: 0, sentence: {sentence:?} }} }}, 2000));\n"
+        ));
+    }
+    assert_eq!(expected[0], "rank 13.0 s waits: 5.0 s, and 3.0 s");
+    assert_eq!(evaluate(&script).lines().collect::<Vec<_>>(), expected);
+}
+
+/// A finding of a job that hangs.
+fn a_finding() -> Finding {
+    let paths = [dumps_of("cascade-2x2x2").into()];
+    let (loaded, _) = load_all(&paths, &LoadOptions::default()).expect("the dumps are read");
+    let dumps: Vec<_> = loaded.into_iter().map(|loaded| loaded.dump).collect();
+    let report = analyze(&dumps, &Policy::default());
+    report.findings.into_iter().next().expect("there is one")
 }
 
 /// The operations before a long wait are seen beside it.
@@ -256,11 +253,13 @@ fn the_page_says_what_is_not_known() {
          console.log(unknownSize({ input: {} }) === '');
          const finding = { severity: 'error', sentence: 'rank 2 is late', code: 'E101', name: 'not_joined',
            culprit_ranks: [2], alternatives: [[2], [0, 1]], doubts: ['It is early.'], next: '' };
-         const report = { verdict: 'stuck', findings: [finding], problems: [], input: { may_have_more: true } };
-         console.log(asText({ report, status: { sources: [] } }, '').trim());
+         const report = { findings: [finding], problems: [], input: { may_have_more: true } };
+         const look = { rank: 2, host: 'n7', command: 'gdb -p 42' };
+         const status = { word: 'stuck', sentence: finding.sentence, lead: 0, look, sources: [] };
+         console.log(asText({ report, status }, '').trim());
          // A report leaves out a list of doubts that is empty.
          delete finding.doubts;
-         console.log(asText({ report, status: { sources: [] } }, '').trim().split('\\n').length);",
+         console.log(asText({ report, status }, '').trim().split('\\n').length);",
     );
     let expected = [
         "over",
@@ -270,8 +269,9 @@ fn the_page_says_what_is_not_known() {
         "STUCK rank 2 is late",
         "or else: the records allow as well: ranks 0,1",
         "not sure: It is early.",
+        "look at rank 2, on n7: gdb -p 42",
         "no record states how many ranks the job has",
-        "3",
+        "4",
     ];
     assert_eq!(written.trim_end().lines().collect::<Vec<_>>(), expected);
 }

@@ -127,7 +127,7 @@ fn selected(report: &Report, states: &States, filter: &Filter) -> Selected {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::snapshot::{ranks_of, status_of};
+    use crate::state::snapshot::{Records, ranks_of, status_of};
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::SimulatedSource;
     use rcomm_analyzer::{Live, LiveOptions, Moment, RankState, Snapshot, Source, analyze};
@@ -209,7 +209,7 @@ mod tests {
             views[0].dumps.clear();
             snapshot.ranks = views.into();
             let states = States::of_snapshot(&snapshot, &BTreeSet::new());
-            let sent = status_of(&snapshot).rank_states;
+            let sent = status_of(&snapshot, Records::Followed).rank_states;
             let past = States::of_past(&snapshot.report, ranks_of(&sent));
             for row in &snapshot.report.ranks {
                 let state = states.rank(row.rank);

@@ -3,7 +3,7 @@
 use super::{Shown, SnapshotSelector, WhichJob};
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
-use crate::state::snapshot::{Point, Status, status_of};
+use crate::state::snapshot::{Point, Status};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, header};
@@ -39,8 +39,8 @@ pub(crate) async fn status(
     Query(which): Query<WhichJob>,
 ) -> Result<Json<Status>, Refusal> {
     let shown = Shown::of(which.job.as_deref(), &app).await?;
-    let snapshot = shown.store().newest().ok_or(Refusal::NotYet)?;
-    Ok(Json(status_of(&snapshot)))
+    let frame = shown.store().frame().ok_or(Refusal::NotYet)?;
+    Ok(Json(frame.body.status.clone()))
 }
 
 /// The kept snapshots.

@@ -4,6 +4,7 @@
 //! analysis. The reports and records of the newest uploads stay in memory.
 
 use crate::http::error::Refusal;
+use crate::state::snapshot::Records;
 use crate::state::store::Frame;
 use axum::extract::Multipart;
 use rcomm_analyzer::load::{LoadOptions, load};
@@ -93,7 +94,7 @@ impl Uploads {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(Refusal::NoRandom)?;
         let id = hex(&id);
-        let frame = Arc::new(Frame::of(Arc::new(snapshot?)));
+        let frame = Arc::new(Frame::of(Arc::new(snapshot?), Records::Written));
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((id.clone(), frame));
         if kept.len() > MAX_KEPT {

@@ -19,13 +19,20 @@ const MAX_COLUMNS: usize = 24;
 /// Sections that are compared row by row.
 const BY_ROW: [&str; 2] = ["groups", "ranks"];
 
-/// Age and sources of a snapshot.
+/// The first line, the age and the sources of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Status {
     /// Name of the job; empty if unknown.
     pub(crate) job: String,
     /// Number of the snapshot, from 1.
     pub(crate) number: u64,
+    /// The verdict as views write it: see [`Report::word`].
+    pub(crate) word: String,
+    /// What views say after that word: see [`Report::first_line`].
+    pub(crate) sentence: String,
+    /// Index of the finding that has this sentence; `None` if it is that of no finding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lead: Option<usize>,
     /// Time of the analysis, wall clock, ns since the epoch.
     pub(crate) judged_at_ns: i64,
     /// Duration of the analysis in milliseconds.
@@ -39,15 +46,39 @@ pub(crate) struct Status {
     /// A later attempt of the job, if its processes were seen and have left no record yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) later_attempt: Option<LaterAttempt>,
+    /// How to look further at the rank at fault or late; `None` if there is no such rank, and for records that were
+    /// written earlier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) look: Option<Look>,
     /// Every source.
     pub(crate) sources: Vec<SourceState>,
+}
+
+/// How to look further at a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Look {
+    pub(crate) rank: Rank,
+    /// Where the command is for; empty if unknown.
+    pub(crate) host: String,
+    /// A shell command; see [`RankView::look_command`](rcomm_analyzer::RankView::look_command).
+    pub(crate) command: String,
+}
+
+impl Look {
+    fn of(snapshot: &Snapshot, states: &States) -> Option<Self> {
+        let view = snapshot.rank(states.suspect()?)?;
+        Some(Self {
+            rank: view.rank,
+            host: view.host.to_string(),
+            command: view.look_command()?,
+        })
+    }
 }
 
 /// Runs of ranks, each by its first and last, under the key of a [`RankState`].
 pub(crate) type RankRuns = BTreeMap<String, Vec<(Rank, Rank)>>;
 
-fn rank_states(snapshot: &Snapshot) -> RankRuns {
-    let states = States::of_snapshot(snapshot, &BTreeSet::new());
+fn rank_states(states: &States) -> RankRuns {
     let in_trouble = states.in_trouble();
     in_trouble
         .map(|(state, ranks)| {
@@ -116,16 +147,26 @@ fn serialize_report<S: serde::Serializer>(report: &Arc<Report>, to: S) -> Result
 }
 
 impl ApiSnapshot {
-    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+    pub(crate) fn of(snapshot: &Snapshot, records: Records) -> Self {
         Self {
-            status: status_of(snapshot),
+            status: status_of(snapshot, records),
             report: snapshot.report.clone(),
             focus: focus_of(snapshot),
         }
     }
 }
 
-pub(crate) fn status_of(snapshot: &Snapshot) -> Status {
+/// Whether records still change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Records {
+    /// They are read from the processes of a job, again and again.
+    Followed,
+    /// They were written earlier, as dumps are: the processes in them may be gone, or others.
+    Written,
+}
+
+pub(crate) fn status_of(snapshot: &Snapshot, records: Records) -> Status {
+    let states = States::of_snapshot(snapshot, &BTreeSet::new());
     let sources = snapshot.sources.iter().map(|source| SourceState {
         name: source.name.clone(),
         answered: source.answered,
@@ -135,15 +176,24 @@ pub(crate) fn status_of(snapshot: &Snapshot) -> Status {
         remains: source.remains.clone(),
     });
     let silent = snapshot.ranks.iter().filter(|view| view.silent);
+    let report = &snapshot.report;
+    let lead = report.lead();
     Status {
         job: snapshot.job.clone(),
         number: snapshot.number,
+        word: report.word().to_owned(),
+        sentence: report.first_line(),
+        lead: lead.and_then(|lead| report.findings.iter().position(|it| it.id == lead.id)),
         judged_at_ns: snapshot.at.wall_ns,
         judging_took_ms: snapshot.cost.as_secs_f64() * 1e3,
         ranks: snapshot.ranks.len(),
         silent_ranks: silent.map(|view| view.rank).collect(),
-        rank_states: rank_states(snapshot),
+        rank_states: rank_states(&states),
         later_attempt: snapshot.later_attempt.clone(),
+        look: match records {
+            Records::Followed => Look::of(snapshot, &states),
+            Records::Written => None,
+        },
         sources: sources.collect(),
     }
 }

@@ -3,7 +3,7 @@
 use crate::metrics::counters::Counters;
 use crate::metrics::{self, Exemplars, Form};
 use crate::state::history::{History, inflate};
-use crate::state::snapshot::{ApiSnapshot, Delta, Point};
+use crate::state::snapshot::{ApiSnapshot, Delta, Point, Records};
 use rcomm_analyzer::source::Source;
 use rcomm_analyzer::{Anchor, Live, LiveOptions, Pace, Snapshot, Watch, analyze_on_threads};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +21,8 @@ pub(crate) struct Frame {
 
 impl Frame {
     /// The frame of a snapshot, without a delta.
-    pub(crate) fn of(snapshot: Arc<Snapshot>) -> Self {
-        let body = ApiSnapshot::of(&snapshot);
+    pub(crate) fn of(snapshot: Arc<Snapshot>, records: Records) -> Self {
+        let body = ApiSnapshot::of(&snapshot, records);
         let text = json(&body);
         Self {
             snapshot,
@@ -56,6 +56,7 @@ struct Publisher {
     sender: watch::Sender<Option<Arc<Frame>>>,
     counters: Arc<Mutex<Counters>>,
     history: Arc<Mutex<History>>,
+    records: Records,
     /// Number and JSON form of the previous snapshot.
     last: Option<(u64, serde_json::Value)>,
 }
@@ -63,7 +64,7 @@ struct Publisher {
 impl Publisher {
     fn take(&mut self, snapshot: Snapshot) {
         lock(&self.counters).take(&snapshot);
-        let mut frame = Frame::of(Arc::new(snapshot));
+        let mut frame = Frame::of(Arc::new(snapshot), self.records);
         let number = frame.snapshot.number;
         // Plain data with text for keys always has a JSON form.
         let value = serde_json::to_value(&frame.body).unwrap_or_default();
@@ -91,6 +92,10 @@ impl SnapshotStore {
         pace: Pace,
     ) -> std::io::Result<(Self, Watch)> {
         let names = sources.iter().map(|source| source.name()).collect();
+        let records = match sources.iter().all(|source| source.is_static()) {
+            true => Records::Written,
+            false => Records::Followed,
+        };
         let live = Live::new(options, analyze_on_threads, names);
         let (sender, newest) = watch::channel(None);
         let store = Self {
@@ -103,6 +108,7 @@ impl SnapshotStore {
             sender,
             counters: store.counters.clone(),
             history: store.history.clone(),
+            records,
             last: None,
         };
         let sink = move |snapshot| publisher.take(snapshot);

@@ -26,7 +26,9 @@ mod judge;
 pub mod logs;
 mod report;
 
-pub use align::{Extent, MAX_WORLD, Message, MessageNumbers, Workers, retiring_is_all};
+pub use align::{
+    Extent, MAX_WORLD, Message, MessageNumbers, Workers, ended_ns, retiring_is_all, status_entry,
+};
 pub use judge::{Analysis, LaterAttempt, Policy, RecordFile, Unread, analyze, is_exception};
 pub use report::{
     Code, Difference, EndKind, Evidence, Explanation, Finding, FrameRef, GroupChange, GroupRef,

@@ -8,9 +8,8 @@ use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{GroupRef, Snapshot};
-use rcomm_recorder::model::{Entry, EntryState, Failure, Rank};
-use rcomm_recorder::publish::Dump;
+use rcomm_analyzer::{GroupRef, Snapshot, ended_ns, status_entry};
+use rcomm_recorder::model::{Entry, EntryState, Rank};
 use serde::{Deserialize, Serialize};
 
 /// Target for the number of operations in an answer, divided equally among the ranks. An answer may exceed it: the
@@ -110,21 +109,6 @@ fn index_in<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
     })
 }
 
-/// When the operation ended, wall clock, ns since the epoch: when it completed or, if it failed, when the rank recorded
-/// its failure. 0 if it is pending, or that was not recorded.
-fn end_of(entry: &Entry, dump: &Dump) -> i64 {
-    let completed_ns = entry.time_discovered_completed_ns;
-    if completed_ns > 0 || entry.state != EntryState::Failed {
-        return completed_ns;
-    }
-    let is_its = |failure: &&Failure| {
-        let operation = failure.operation;
-        operation.is_some_and(|operation| operation.record_id == entry.record_id)
-    };
-    let failure = dump.failures.iter().find(is_its);
-    failure.map_or(0, |failure| failure.time_ns)
-}
-
 /// The timeline from `window_ns` before the newest event on, of the operations that match the filter. Pending
 /// operations are on it however old they are.
 fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
@@ -139,7 +123,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
     let Some(end) = ends.max() else {
         return Timeline::default();
     };
-    let is_settled = |entry: &Entry| entry.state >= EntryState::Completed || entry.retired;
+    let is_settled = |status: &Entry| status.state >= EntryState::Completed || status.retired;
     let now = snapshot
         .dumps()
         .map(|(_, dump)| dump.identity.dump_time_ns)
@@ -178,10 +162,11 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
             .collect();
         let mut slices = Vec::new();
         for entry in dump.entries.iter().rev() {
-            let last_event_ns = entry
+            let status = status_entry(dump, entry);
+            let last_event_ns = status
                 .time_discovered_completed_ns
                 .max(entry.time_created_ns);
-            if last_event_ns < origin && is_settled(entry) {
+            if last_event_ns < origin && is_settled(status) {
                 continue;
             }
             let Some(group) = groups.get(entry.group as usize) else {
@@ -208,7 +193,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
                 timeline.omitted += 1;
                 continue;
             }
-            let ended = end_of(entry, dump);
+            let ended = ended_ns(dump, entry);
             slices.push(Slice {
                 start: entry.time_created_ns.saturating_sub(origin) / 1000,
                 length: (ended > 0)
@@ -216,7 +201,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
                 group: index_in(&mut timeline.groups, names.name(group)),
                 op: index_in(&mut timeline.ops, entry.op.name().to_owned()),
                 seq,
-                state: entry.state,
+                state: status.state,
                 graph_id: entry.graph_id,
             });
         }
@@ -240,7 +225,7 @@ mod tests {
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::{SimulatedSource, Source};
     use rcomm_analyzer::{InstanceState, Live, LiveOptions, Moment, analyze};
-    use rcomm_recorder::model::{FailedOperation, FailureKind, OpType};
+    use rcomm_recorder::model::{FailedOperation, Failure, FailureKind, OpType};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 

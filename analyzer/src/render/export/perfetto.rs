@@ -11,7 +11,9 @@
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank, Signature};
 use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::format::GroupNames;
-use rcomm_verdict::{GroupRef, Message, MessageNumbers, Report, Severity, format, retiring_is_all};
+use rcomm_verdict::{
+    GroupRef, Message, MessageNumbers, Report, Severity, format, retiring_is_all, status_entry,
+};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -130,14 +132,14 @@ impl Timeline {
         }
     }
 
-    /// The time from issue to completion, ns from the origin. If the completion is before the issue (a clock was set
-    /// back), the length is 0.
-    fn span(&self, entry: &Entry, completed: bool) -> (i64, i64) {
+    /// The time from issue to completion, ns from the origin; `status` is the entry that holds the operation's end. If
+    /// the completion is before the issue (a clock was set back), the length is 0.
+    fn span(&self, entry: &Entry, status: &Entry, completed: bool) -> (i64, i64) {
         let start = entry.time_created_ns.saturating_sub(self.origin).max(0);
-        let end = match entry.time_discovered_completed_ns {
+        let end = match status.time_discovered_completed_ns {
             0 if completed => {
                 // The operation completed at an unknown time: use the duration, if the backend measured one.
-                let ns = entry.duration_ms.map_or(0.0, |ms| f64::from(ms) * 1e6);
+                let ns = status.duration_ms.map_or(0.0, |ms| f64::from(ms) * 1e6);
                 start.saturating_add(ns as i64)
             }
             0 => self.end,
@@ -190,8 +192,9 @@ impl Timeline {
             let mut lanes = Lanes::from(tid + 1);
             let mut next_index: BTreeMap<u64, u32> = BTreeMap::new();
             for entry in entries {
-                let completed = has_completed(entry, dump.recorder);
-                let (start, end) = self.span(entry, completed);
+                let status = status_entry(dump, entry);
+                let completed = has_completed(status, dump.recorder);
+                let (start, end) = self.span(entry, status, completed);
                 let tid = lanes.lane_for(start, end);
                 let slice = Slice {
                     pid,
@@ -200,7 +203,12 @@ impl Timeline {
                     end,
                 };
                 let signature = dump.signatures.get(entry.signature as usize);
-                events.slice(&slice, entry, completed, signature)?;
+                let outcome = match completed {
+                    true => "",
+                    false if status.retired || status.state == EntryState::Failed => " (failed)",
+                    false => " (pending)",
+                };
+                events.slice(&slice, entry, outcome, signature)?;
                 if !entry.is_p2p && !entry.op.is_p2p() {
                     let index = next_index.entry(entry.collective_seq_id).or_default();
                     let instance = (group_number, entry.collective_seq_id, *index);
@@ -412,12 +420,12 @@ impl TraceEvents<'_> {
         })
     }
 
-    /// Writes the slice of an operation.
+    /// Writes the slice of an operation, whose name ends with `outcome`.
     fn slice(
         &mut self,
         slice: &Slice,
         entry: &Entry,
-        completed: bool,
+        outcome: &str,
         signature: Option<&Signature>,
     ) -> io::Result<()> {
         let op = signature.map_or(entry.op.name(), |signature| signature.op_name.as_str());
@@ -426,12 +434,7 @@ impl TraceEvents<'_> {
         } else {
             (entry.collective_seq_id, "collective_seq_id")
         };
-        let has_failed = entry.retired || entry.state == EntryState::Failed;
-        let name = match (completed, has_failed) {
-            (true, _) => format!("{op} #{seq}"),
-            (false, false) => format!("{op} #{seq} (pending)"),
-            (false, true) => format!("{op} #{seq} (failed)"),
-        };
+        let name = format!("{op} #{seq}{outcome}");
         let mut args = json!({
             "record_id": entry.record_id,
             kind: seq,

@@ -2,10 +2,10 @@
 //! ([`Shared`](crate::align::shared::Shared)).
 
 use rcomm_recorder::model::{
-    Communicator, EntryState, Failure, GroupId, GroupPlace, OpType, Peer, PeerLink,
+    Communicator, Entry, EntryState, Failure, GroupId, GroupPlace, OpType, Peer, PeerLink,
     ProcessGroupStatus, ProcessorWait, Rank, RankStatus,
 };
-use rcomm_recorder::publish::{FormatVersion, Identity, Recorder, RingReader};
+use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
 
 /// No job has more ranks: a larger world size in a file or an answer is damage.
 pub const MAX_WORLD: u32 = 1 << 20;
@@ -260,6 +260,39 @@ pub(crate) fn may_leave_out(recorder: Recorder) -> bool {
 /// Whether `retired` is this recorder's only sign that an operation has ended.
 pub fn retiring_is_all(recorder: Recorder) -> bool {
     recorder == Recorder::NativeGloo
+}
+
+/// The entry that holds the state and the end of an operation: of a part of a coalesced call, the marker that closes the
+/// call, since recorders note these there only; of every other operation, and of a part whose marker the record lacks, its
+/// own.
+pub fn status_entry<'a>(dump: &'a Dump, entry: &'a Entry) -> &'a Entry {
+    if entry.state >= EntryState::Completed || entry.retired {
+        return entry;
+    }
+    let from = (dump.entries).partition_point(|other| other.record_id <= entry.record_id);
+    let numbers = |of: &Entry| (of.collective_seq_id, of.p2p_seq_id);
+    // The parts of a call and its marker have one number.
+    let mut rest = (dump.entries[from..].iter())
+        .filter(|other| other.group == entry.group)
+        .take_while(|other| numbers(other) == numbers(entry));
+    rest.find(|other| other.op == OpType::Coalesced)
+        .unwrap_or(entry)
+}
+
+/// When an operation ended, wall clock, ns since the epoch: when it completed or, if it failed, when the rank recorded its
+/// failure. 0 if it is pending, or that was not recorded.
+pub fn ended_ns(dump: &Dump, entry: &Entry) -> i64 {
+    let status = status_entry(dump, entry);
+    let completed_ns = status.time_discovered_completed_ns;
+    if completed_ns > 0 || status.state != EntryState::Failed {
+        return completed_ns;
+    }
+    let is_its = |failure: &&Failure| {
+        let operation = failure.operation;
+        operation.is_some_and(|operation| operation.record_id == status.record_id)
+    };
+    let failure = dump.failures.iter().find(is_its);
+    failure.map_or(0, |failure| failure.time_ns)
 }
 
 /// The index of a rank among the members; `None` if it is not one.

@@ -7,8 +7,8 @@ use super::Text;
 use super::shown::ShownRecords;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::GroupRef;
 use rcomm_verdict::format::{GroupNames, count, duration_ms, group_label};
+use rcomm_verdict::{GroupRef, status_entry};
 use std::io::{self, Write};
 
 const LABEL_WIDTH: f64 = 76.0;
@@ -155,8 +155,9 @@ fn draw(
         .collect();
     bars.reverse();
     for entry in bars {
-        let pending = entry.state < EntryState::Completed;
-        let end = match entry.time_discovered_completed_ns {
+        let status = status_entry(dump, entry);
+        let pending = status.state < EntryState::Completed;
+        let end = match status.time_discovered_completed_ns {
             _ if pending => i64::MAX,
             0 => entry.time_created_ns,
             ns => ns,

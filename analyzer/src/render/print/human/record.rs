@@ -5,8 +5,8 @@ use super::tables::{table, tail_of};
 use crate::render::state_name;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::GroupRef;
 use rcomm_verdict::format::{Ranks, bytes, count, duration_ms, group_label};
+use rcomm_verdict::{GroupRef, status_entry};
 use std::io::{self, Write};
 
 /// A brief page shows at most this many of the newest operations.
@@ -72,7 +72,10 @@ pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Re
     let pending: Vec<&Entry> = dump
         .entries
         .iter()
-        .filter(|entry| entry.state < EntryState::Completed && !entry.retired)
+        .filter(|entry| {
+            let status = status_entry(dump, entry);
+            status.state < EntryState::Completed && !status.retired
+        })
         .collect();
     let shown = match layout.detail {
         Detail::Brief => BRIEF_NEWEST,

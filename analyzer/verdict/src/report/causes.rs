@@ -3,7 +3,7 @@
 //! The chain is read from the wait-for graph of a [`Report`], level by level. The findings name the roots; nothing is
 //! judged here.
 
-use crate::report::{GroupRef, Report, SeqKind, Wait};
+use crate::report::{GroupRef, InstanceState, Report, SeqKind, Severity, Wait};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -73,6 +73,48 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
         seen.extend(&frontier);
     }
     links
+}
+
+/// The ranks that wait or failed because of `roots`: the [`chain`] or, if no rank of the job waits, the ranks that failed
+/// in the operation of the error that accuses a root. A rank that left that operation and has failed in another one since
+/// is among them only if it had joined the former.
+pub fn consequences(report: &Report, roots: &[Rank]) -> Vec<Link> {
+    match report.waits.is_empty() {
+        true => failures(report, roots).into_iter().collect(),
+        false => chain(report, roots),
+    }
+}
+
+fn failures(report: &Report, roots: &[Rank]) -> Option<Link> {
+    let cause = report.findings.iter().find(|finding| {
+        finding.severity == Severity::Error
+            && finding.caused_by.is_none()
+            && finding
+                .culprit_ranks
+                .iter()
+                .any(|rank| roots.contains(rank))
+    })?;
+    let (group, seq) = (cause.group.as_ref()?, cause.seq?);
+    let mut instances = report.in_flight.iter().filter(|instance| {
+        instance.state == InstanceState::Failed
+            && (instance.seq, Some(instance.seq_kind)) == (seq, cause.seq_kind)
+            && instance.group == *group
+    });
+    let first = instances.next()?;
+    let joined = first
+        .joined
+        .iter()
+        .chain(instances.flat_map(|it| &it.joined));
+    let failed = joined.filter(|rank| !roots.contains(rank) && report.failure(**rank).is_some());
+    let ranks: BTreeSet<Rank> = failed.copied().collect();
+    (!ranks.is_empty()).then(|| Link {
+        level: 1,
+        groups: vec![group.clone()],
+        op: first.op.clone(),
+        seq: (seq, seq),
+        seq_kind: first.seq_kind,
+        ranks: ranks.into_iter().collect(),
+    })
 }
 
 /// The waits that lead from a rank toward a root: each is the wait of a rank for which the previous rank waits. Empty

@@ -113,7 +113,7 @@ fn selected(report: &Report, states: &States, filter: &Filter) -> Selected {
                 ranks: &row.group.ranks,
                 group: Some(&row.group),
                 op: Some(&row.op),
-                state: Some(row.state.word()),
+                state: Some(row.state.filter_words()),
                 age_ms: unknown(row.age_ms),
                 seq: Some(row.seq),
                 bytes: Some(row.bytes),

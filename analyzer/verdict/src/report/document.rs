@@ -496,6 +496,14 @@ impl InstanceState {
             Self::Failed => "failed",
         }
     }
+
+    /// The words that `state:` of a filter is compared with: as for groups and ranks, what is queued is `running`, too.
+    pub const fn filter_words(self) -> &'static str {
+        match self {
+            Self::Queued => "queued, running",
+            other => other.word(),
+        }
+    }
 }
 
 /// One wait of the wait-for graph: a rank, and the ranks that it waits for.

@@ -110,12 +110,12 @@ pub(super) const N305: Prose = Prose {
 };
 
 pub(super) const N306: Prose = Prose {
-    meaning: "Ranks arrive late, and the others wait, but each time it is another rank: of the stretches of time that \
-             lost most, no rank cost most in more than half. A loaded host, a hypervisor that takes processors away, \
-             or a network delays all ranks in this way. No rank is at fault. The share in the note is the part of the \
-             job's time that was lost in all. The note also appears if one rank was last most often, but the threads \
-             that issue and run its operations were ready to run, and had no processor, for at least half as long as \
-             the others waited for it (rcomm's recorder measures that).",
+    meaning: "Ranks arrive late, and the others wait, but each time it is another rank: of the intervals in which the \
+             job lost most time, no rank cost most in more than half. A loaded host, a hypervisor that takes \
+             processors away, or a network delays all ranks in this way. No rank is at fault. The share in the note is \
+             the part of the job's time that was lost in all. The note also appears if one rank was last most often, \
+             but the threads that issue and run its operations were ready to run, and had no processor, for at least \
+             half as long as the others waited for it (rcomm's recorder measures that).",
     causes: &[
         "more threads than processors on a host; other jobs on it",
         "steal time of a virtual machine; a quota of processor time",

@@ -145,13 +145,17 @@ fn show(args: &ShowArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     };
     output::write_to(None, color, |out| {
         let process = if alive { "is alive" } else { "is gone" };
-        writeln!(
-            out,
+        let first = format!(
             "{}: {} issued, {}, its process {process}",
             printable(&path.display().to_string()),
             count(ring.records(), "operation"),
             bytes(ring.size_bytes() as u64),
-        )?;
+        );
+        // A path is copied by users, so it is not broken.
+        let page = textwrap::Options::new(layout.width)
+            .break_words(false)
+            .word_splitter(textwrap::WordSplitter::NoHyphenation);
+        writeln!(out, "{}", textwrap::fill(&first, page))?;
         human::write_record(&dump, &layout, out)
     })?;
     Ok(ExitCode::SUCCESS)

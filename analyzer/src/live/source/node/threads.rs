@@ -74,10 +74,12 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
         let (name, status, wchan) = (read("comm"), read("status"), read("wchan"));
         // A thread that has ended since it was listed has no status.
         if !status.is_empty() {
-            threads.push(vec![
-                frame(&printable(&name)),
-                frame(&describe_state(&status, &wchan)),
-            ]);
+            // The main thread has the name of its program.
+            let name = match task.file_name() == *pid.to_string() {
+                true => format!("main thread ({})", printable(&name)),
+                false => printable(&name),
+            };
+            threads.push(vec![frame(&name), frame(&describe_state(&status, &wchan))]);
         }
     }
     threads.sort_by(|a, b| a[0].name.cmp(&b[0].name));
@@ -152,6 +154,11 @@ mod tests {
             assert_eq!((&taken.taken[..], taken.refused.len()), (&[3][..], 0));
             let thread = node(&taken.stacks, "waits-for-you");
             if thread.is_some_and(|node| node.children[0].name.starts_with("sleeps")) {
+                let mut names = taken.stacks.iter().map(|node| node.name.as_str());
+                assert!(
+                    names.any(|name| name.starts_with("main thread (")),
+                    "{taken:?}"
+                );
                 break;
             }
             assert!(Instant::now() < deadline, "{:?}", taken.stacks);

@@ -22,7 +22,7 @@ export function drawMatrix(focus, name, report) {
   const form = JSON.stringify([focus, [...early], newest, unfinished]);
   if (form === drawn) return;
   drawn = form;
-  byId("matrix-title").textContent = focus ? `Group ${name(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
+  byId("matrix-title").textContent = focus ? `Group ${name(focus.group)}: ${focus.group.ranks.length} ${focus.group.ranks.length === 1 ? "rank" : "ranks"}` : "Group";
   if (!focus || focus.seqs.length === 0) {
     const none = focus ? "No collective on this group was recorded." : "No group was recorded.";
     byId("matrix").replaceChildren(make("p", { class: "empty" }, none));

@@ -22,7 +22,7 @@ async function files(entry, path = "") {
 async function send(all) {
   const note = byId("note");
   if (all.length === 0) { note.textContent = "There was no file to upload."; return; }
-  note.textContent = `Sending ${all.length} files…`;
+  note.textContent = `Sending ${all.length} ${all.length === 1 ? "file" : "files"}…`;
   const form = new FormData();
   for (const [file, path] of all) {
     // The server judges by when a dump was written; a form does not carry the time of a file.

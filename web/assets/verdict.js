@@ -93,7 +93,7 @@ function explanation(code) {
     try {
       const { meaning, causes, actions } = await ask("explain", { code });
       const list = (name, items) => [make("p", { class: "note" }, name), make("ul", {}, ...items.map((item) => make("li", {}, item)))];
-      text.replaceChildren(make("p", {}, meaning), ...list("Usual causes", causes), ...list("What to do", actions));
+      text.replaceChildren(make("p", {}, meaning), ...list("Where it usually comes from", causes), ...list("What to do", actions));
     } catch (error) {
       delete details.dataset.filled;
       text.replaceChildren(make("p", {}, error.message));

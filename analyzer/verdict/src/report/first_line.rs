@@ -36,7 +36,8 @@ impl Report {
         };
         let (read, all) = (self.input.ranks_read, self.input.ranks_expected);
         if read < all {
-            sentence.push_str(&format!("; {read} of {all} ranks read"));
+            let ranks = if all == 1 { "rank" } else { "ranks" };
+            sentence.push_str(&format!("; {read} of {all} {ranks} read"));
         }
         sentence
     }

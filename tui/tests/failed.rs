@@ -81,6 +81,27 @@ fn a_filter_by_state_finds_what_has_failed_also_if_its_ranks_are_at_fault() {
 }
 
 #[test]
+fn a_filter_for_what_runs_finds_what_is_queued_in_every_view() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    let operations = report.in_flight.len();
+    for instance in &mut report.in_flight {
+        instance.state = InstanceState::Queued;
+    }
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (120, 40));
+    for (word, rows) in [
+        ("running", operations),
+        ("queued", operations),
+        ("waiting", 0),
+    ] {
+        common::press(&mut state, &format!(":filter state:{word}<enter>4o"));
+        assert_eq!(state.page.rows(0), rows, "{word}: {}", text::of(&state));
+        common::press(&mut state, "o");
+    }
+}
+
+#[test]
 fn a_job_whose_ranks_have_all_failed_because_one_is_gone_is_not_called_stuck() {
     let mut snapshot = recorded(Situation::StuckRank);
     let mut report = Report::clone(&snapshot.report);

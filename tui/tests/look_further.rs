@@ -5,7 +5,8 @@ mod common;
 
 use common::{options, press, recorded, showing};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::source::{Fact, ProcessFacts};
+use rcomm_analyzer::source::{Fact, Liveness, ProcessFacts, TakenStacks};
+use rcomm_analyzer::{Code, Report};
 use rcomm_top::state::event::{Command, Event};
 use rcomm_top::state::{State, update};
 use rcomm_top::view::text;
@@ -91,6 +92,62 @@ fn y_copies_the_command_that_is_shown_for_a_late_rank_and_on_the_screen_of_any_r
         let command = command_after(&state, "command ");
         assert_eq!(press(&mut state, "y"), Some(Command::Copy(command)));
     }
+}
+
+#[test]
+fn the_way_out_is_shown_again_once_stacks_are_taken() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut ranks = snapshot.ranks.to_vec();
+    ranks[1].liveness = Liveness::Dead;
+    snapshot.ranks = ranks.into();
+    let at = snapshot.at;
+    let mut state = showing(snapshot, (80, 24));
+    state.options.stacks_askable = true;
+    assert_eq!(press(&mut state, "t"), Some(Command::TakeStacks));
+    let screen = text::of(&state);
+    assert!(screen.contains("taking call stacks ..."), "{screen}");
+    let taken = TakenStacks {
+        taken: vec![0],
+        refused: vec![(1, "its process is gone, or is elsewhere".into())],
+        ..TakenStacks::default()
+    };
+    update(&mut state, Event::Stacks(Arc::new(taken), at));
+    let screen = text::of(&state);
+    let last = screen.lines().last().expect("the screen has lines");
+    assert!(last.contains("[q]quit"), "{screen}");
+    assert!(
+        screen.contains("of 1 of 2 ranks; [t] takes them again"),
+        "{screen}"
+    );
+    // The ring of a rank shows that its process is gone.
+    let gone = "rank 1: no stack: its process is gone";
+    assert!(
+        screen.lines().any(|line| line.trim_end() == gone),
+        "{screen}"
+    );
+}
+
+#[test]
+fn the_command_looks_where_the_finding_leads() {
+    let command_of = |situation, code| {
+        let mut snapshot = recorded(situation);
+        let mut report = Report::clone(&snapshot.report);
+        report.findings[0].code = code;
+        let culprit = report.findings[0].culprit_ranks[0];
+        snapshot.report = Arc::new(report);
+        let mut state = showing(snapshot, (120, 40));
+        press(&mut state, &format!(":rank {culprit}<enter>"));
+        command_after(&state, "command ")
+    };
+    let stuck = command_of(Situation::StuckRank, Code::E101);
+    assert!(
+        stuck.contains(" dump --pid ") || stuck.starts_with("gdb "),
+        "{stuck}"
+    );
+    let stopped = command_of(Situation::StuckRank, Code::E151);
+    assert!(stopped.starts_with("ps -o pid,ppid,stat,"), "{stopped}");
+    let late = command_of(Situation::Straggler, Code::W220);
+    assert!(late.contains(" record "), "{late}");
 }
 
 #[test]

@@ -37,8 +37,8 @@ const WAIT_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as
-/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. [`Command::ReadProcessFacts`] sends
-/// [`Event::ProcessFacts`] only. Other commands are ignored.
+/// [`Event::Done`], call stacks as [`Event::Stacks`], and facts about processes as [`Event::ProcessFacts`]. Other
+/// commands are ignored.
 ///
 /// The thread ends once the command has finished; the caller joins it.
 ///
@@ -64,11 +64,10 @@ pub fn start(
             Command::AskForDumps => ask_for_dumps(&targets.dumps),
             Command::TakeStacks => match take_stacks(&targets.stacks) {
                 Ok(stacks) => {
-                    let summary = format_stacks(&stacks);
                     let taken = Event::Stacks(Arc::new(stacks), anchor.moment());
                     // This fails if the program has quit since.
                     let _ = sender.send(taken);
-                    summary
+                    return;
                 }
                 Err(error) => Err(error),
             },
@@ -136,7 +135,8 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
             count(written as u64, "dump")
         )),
         Some(error) => Err(format!(
-            "wrote {written} of {dumps} dumps to {folder}: {error}"
+            "wrote {written} of {} to {folder}: {error}",
+            count(dumps as u64, "dump")
         )),
     }
 }
@@ -176,10 +176,14 @@ fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
 fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
     let (written, agreed) = (answers.written.len(), answers.agreed.len());
     let asked = written + agreed + answers.requested.len() + answers.refused.len();
+    let of = |n: usize| format!("{n} of {}", count(asked as u64, "rank"));
     let mut text = match (written, agreed) {
-        (0, 1..) => format!("{agreed} of {asked} ranks are writing their dumps"),
-        (_, 0) => format!("{written} of {asked} ranks wrote their dumps"),
-        _ => format!("{written} of {asked} ranks wrote their dumps, {agreed} are writing them"),
+        (0, 1..) => format!("dumps being written by {}", of(agreed)),
+        (_, 0) => format!("dumps written by {}", of(written)),
+        _ => format!(
+            "dumps written by {}, being written by {agreed}",
+            of(written)
+        ),
     };
     if let Some(first) = answers.requested.first() {
         let n = answers.requested.len();
@@ -216,17 +220,6 @@ fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String
     Err(failure)
 }
 
-/// The sentence about the stacks taken. It is an error if a rank refused, and then ends with the first reason.
-fn format_stacks(stacks: &TakenStacks) -> Result<String, String> {
-    let taken = stacks.taken.len();
-    let asked = taken + stacks.refused.len();
-    let text = format!("{taken} of {asked} ranks: {}", stacks.what);
-    match stacks.refused.first() {
-        None => Ok(text),
-        Some((rank, reason)) => Err(format!("{text}; rank {rank} did not: {reason}")),
-    }
-}
-
 fn write_dump(path: &Path, dump: &Arc<Dump>) -> Result<(), String> {
     let bytes = dump.to_json();
     write_dump_file(path, &bytes)
@@ -259,7 +252,7 @@ mod tests {
                 ..DumpAnswers::default()
             }))
         };
-        let text = "1 of 1 ranks wrote their dumps; rank 1: rank_1";
+        let text = "dumps written by 1 of 1 rank; rank 1: rank_1";
         let ask = |sources: [Answers; 2]| {
             let sources = sources.map(|source| -> Box<dyn DumpRequests> { Box::new(source) });
             ask_for_dumps(&sources)

@@ -135,6 +135,24 @@ impl Keymap {
         }
     }
 
+    /// A map in which no action has a key: for a page that is printed, where none can be pressed.
+    pub fn without_keys() -> Self {
+        Self {
+            actions: HashMap::new(),
+            shown: HashMap::new(),
+        }
+    }
+
+    /// The first key of each of these actions, and what they do: `[(] [)] operation`. `None` if one of them has no key.
+    pub fn hint(&self, actions: &[Action], does: &str) -> Option<String> {
+        let mut hint = String::new();
+        for &action in actions {
+            hint.push_str(&format!("[{}] ", self.keys(action).first()?));
+        }
+        hint.push_str(does);
+        Some(hint.trim_end().to_owned())
+    }
+
     /// The keys of an action; empty if it has none.
     pub fn keys(&self, action: Action) -> &[String] {
         self.shown.get(&action).map_or(&[], Vec::as_slice)
@@ -161,6 +179,19 @@ mod tests {
         assert_eq!(map.press(Some("g"), "g"), Pressed::Action(Action::Top));
         assert_eq!(map.press(Some("g"), "j"), Pressed::Action(Action::Down));
         assert_eq!(map.press(None, "@"), Pressed::Nothing);
+    }
+
+    #[test]
+    fn a_hint_has_the_keys_of_its_actions_or_is_left_out() {
+        let hint = |map: &Keymap| map.hint(&[Action::Enter, Action::Why], "opens");
+        assert_eq!(
+            hint(&Keymap::default()).as_deref(),
+            Some("[enter] [w] opens")
+        );
+        assert_eq!(hint(&Keymap::without_keys()), None);
+        let unbound = BTreeMap::from([("why".to_owned(), vec![])]);
+        let unbound = Keymap::with(&unbound).expect("an action may have no key");
+        assert_eq!(hint(&unbound), None);
     }
 
     #[test]

@@ -103,8 +103,13 @@ impl Grid {
 
 /// Timeline glyph: within an operation.
 pub const INSIDE: char = '█';
+/// Timeline glyph: the beginning of an operation that follows another without a gap.
+pub const GAP_BEFORE: char = '▐';
 /// Timeline glyph: within an operation that has not ended.
 pub const PENDING: char = '▒';
+
+/// Timeline glyph: within an operation that has failed.
+pub const FAILED: char = 'x';
 
 /// Timeline glyph: the time that the user has chosen.
 pub const CURSOR: char = '│';
@@ -145,10 +150,14 @@ pub struct Span {
     pub to_ns: Option<i64>,
     /// Whether the operation has not ended.
     pub pending: bool,
+    /// Whether the operation has failed.
+    pub failed: bool,
     /// The operation, shown where there is room.
     pub op: String,
     /// Its number and group, shown where there is room: `#41 dp_5`.
     pub call: String,
+    /// How long it has been pending, shown where there is room; `None` if it is not overdue.
+    pub age: Option<String>,
     /// Tone of the kind of group.
     pub tone: Tone,
 }

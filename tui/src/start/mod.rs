@@ -349,6 +349,11 @@ fn state(
     };
     let keymap = Keymap::with(&config.keys)
         .map_err(|error| anyhow::anyhow!("in the configuration: {error}"))?;
+    // Printed text names no key that its reader cannot press.
+    let keymap = match cli.view.once {
+        true => Keymap::without_keys(),
+        false => keymap,
+    };
     let mut muted = std::collections::BTreeSet::new();
     for (name, warning) in &config.warnings {
         let Some(code) = Code::parse(name) else {
@@ -448,7 +453,7 @@ fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Res
         // On screens with fewer rows the sentences of the head are cut.
         let rows = layout::needed(&state.page, state.size).clamp(MIN_ROWS_OF_ONCE, 500);
         update(&mut state, Event::Resize(columns, rows));
-        // The last line lists keys, which a script cannot press. Blank lines only fill the screen.
+        // The last line is for messages and keys. Blank lines only fill the screen.
         let screen = text::of(&state);
         let shown = screen.lines().take(usize::from(rows) - 1);
         let lines: Vec<&str> = shown.filter(|line| !line.trim_end().is_empty()).collect();

@@ -1,6 +1,6 @@
 //! Which panes the first screen has, and what keeps them in their places while operations come and go.
 
-use super::screens::{Fold, OverviewPane, ViewModel, has_two_columns, page_of};
+use super::screens::{Fold, OverviewPane, ViewModel, has_trends, has_two_columns, page_of};
 use crate::page::Page;
 use crate::page::layout::{needed, needed_rows};
 use std::collections::HashMap;
@@ -54,6 +54,8 @@ pub(super) fn arranged(
     // Nothing is known of the processes that wrote dumps. A user's own panes stay.
     let has_look = !model.is_replay || !model.layout.is_empty();
     panes.retain(|pane| *pane != OverviewPane::Look || has_look);
+    let has_trends = has_trends(model) || !model.layout.is_empty();
+    panes.retain(|pane| *pane != OverviewPane::Trends || has_trends);
     let mut page = page_of(model, &panes, &kept_rows);
     let more = match model.layout.is_empty() {
         true => OverviewPane::additional_panes(model.size, blocked),

@@ -101,7 +101,7 @@ pub fn parse(text: &str) -> Result<TypedCommand, String> {
         "save" => export(&format!("text {rest}"))?,
         "export" => export(rest)?,
         "dump" => TypedCommand::Dump(if rest.is_empty() { "rcomm-dumps" } else { rest }.into()),
-        "job" if rest.is_empty() => return Err("`job` needs a name; [9] lists the jobs".into()),
+        "job" if rest.is_empty() => return Err("`job` needs a name; `jobs` lists them".into()),
         "job" => TypedCommand::Job(rest.into()),
         "pause" => TypedCommand::Pause,
         "live" => TypedCommand::Live,
@@ -111,7 +111,7 @@ pub fn parse(text: &str) -> Result<TypedCommand, String> {
         ),
         "help" => TypedCommand::Go(Screen::Help),
         "q" | "quit" => TypedCommand::Quit,
-        _ => return Err(format!("unknown command `{name}`; [?] lists them")),
+        _ => return Err(format!("unknown command `{name}`; `help` lists them")),
     })
 }
 

@@ -34,7 +34,7 @@ impl State {
             None => suspect(),
             Some(_) => None,
         }?;
-        command_for(snapshot.rank(rank)?, self.options.reads_process_facts)
+        command_for(snapshot, rank, self.options.reads_process_facts)
     }
 
     /// Puts text on the clipboard: the command that looks further at the selected rank, unless a line of text other than

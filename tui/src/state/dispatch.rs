@@ -492,7 +492,9 @@ impl State {
                 Tone::Accent,
             );
         } else {
-            self.show_message("following the suspect; [f] or [esc] stops", Tone::Accent);
+            let stop = self.options.keymap.hint(&[Action::Follow], "stops");
+            let stop = stop.map_or_else(String::new, |stop| format!("; {stop}"));
+            self.show_message(format!("following the suspect{stop}"), Tone::Accent);
             self.show();
         }
     }
@@ -503,7 +505,9 @@ impl State {
         }
         let marked =
             rcomm_analyzer::format::rank_set(&self.marks.iter().copied().collect::<Vec<_>>(), 8);
-        self.show_message(format!("marked: {marked}  [M] compares"), Tone::Accent);
+        let compare = self.options.keymap.hint(&[Action::Compare], "compares");
+        let compare = compare.map_or_else(String::new, |compare| format!("  {compare}"));
+        self.show_message(format!("marked: {marked}{compare}"), Tone::Accent);
     }
 
     /// Mutes a code, or unmutes it if it is muted.

@@ -20,7 +20,7 @@ use crate::page::layout;
 use crate::page::selection::Selection;
 use crate::page::table::{Sort, Table};
 use crate::page::theme::{Theme, Tone};
-use crate::page::{Body, Line, Page, Pane, plain, styled};
+use crate::page::{Body, Line, Page, Pane, StyledText, plain};
 use crate::state::event::{Command, Event};
 use arrangement::{Arrangement, arranged};
 use command::KnownNames;
@@ -32,7 +32,9 @@ use rcomm_analyzer::source::{ProcessFacts, TakenStacks};
 use rcomm_analyzer::{Code, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
 use screen::{Navigation, Screen};
-use screens::{Fold, Metric, OverviewPane, Scale, ViewModel, fill};
+use screens::{
+    Fold, Metric, OverviewPane, Scale, ViewModel, fill, no_ranks_page, trouble_elsewhere,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem::Discriminant;
 use std::path::PathBuf;
@@ -128,6 +130,8 @@ pub struct State {
     pub now: Moment,
     /// The content of the current screen.
     pub page: Page,
+    /// What the first line says of other jobs of the node; `None` where the screen itself says more of them.
+    pub other_jobs: Option<StyledText>,
     /// Whether the screen must be drawn again.
     pub changed: bool,
     index: FrameIndex,
@@ -179,6 +183,9 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
                 state.requested = None;
             }
             state.trends.observe(before.map(Arc::as_ref), &snapshot);
+            if before.is_none() && state.options.dumps {
+                state.scale = Scale::of_whole(&snapshot);
+            }
             state.history.push(snapshot);
             if !state.history.is_paused() {
                 state.show();
@@ -191,6 +198,8 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
         Event::Panicked => return Some(Command::Fail),
         Event::Stacks(stacks, at) => {
             state.stacks = Some((stacks, at));
+            // The message said that they are being taken; their screen says what was taken.
+            state.message = None;
             state.rebuild();
         }
         Event::ProcessFacts(process_facts) => {
@@ -249,6 +258,7 @@ impl State {
             size,
             now,
             page: Page::default(),
+            other_jobs: None,
             changed: true,
             index: FrameIndex::default(),
             arrangement: None,
@@ -413,6 +423,10 @@ impl State {
             fill(&self.model(snapshot), self.screen(), &mut page);
             self.page = page;
         }
+        self.other_jobs = match (self.history.shown(), self.screen()) {
+            (Some(_), Screen::Overview | Screen::Jobs) | (None, _) => None,
+            (Some(snapshot), _) => trouble_elsewhere(&self.model(snapshot)),
+        };
         self.keep_focus();
     }
 
@@ -565,27 +579,6 @@ impl State {
 fn waiting_page(line: Line) -> Page {
     Page {
         head: vec![line],
-        ..Page::default()
-    }
-}
-
-/// The page while no rank is known: the status of each source, and the problems of the input.
-fn no_ranks_page(snapshot: &Snapshot) -> Page {
-    let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
-    for source in &snapshot.sources {
-        let status = source
-            .error
-            .as_deref()
-            .unwrap_or("answers, but reports no ranks");
-        head.push(vec![styled(source.name.clone(), Tone::Title)]);
-        head.push(vec![plain(format!("  {status}"))]);
-    }
-    for problem in &snapshot.report.problems {
-        let text = format!("  {} {}: {}", problem.code, problem.path, problem.sentence);
-        head.push(vec![styled(text, Tone::Late)]);
-    }
-    Page {
-        head,
         ..Page::default()
     }
 }

@@ -16,7 +16,7 @@ struct Sample {
     steps_per_s: Option<f64>,
     /// The highest bus bandwidth of any group, GB/s.
     busbw_gbs: Option<f64>,
-    /// The longest median arrival lag of any rank, ms.
+    /// The longest median arrival lag of any rank, ms; `None` if no collective has completed since the previous sample.
     lag_ms: Option<f64>,
     /// Age of the oldest pending operation, ms; 0 if none is pending, `None` if no pending operation has a recorded
     /// age.
@@ -56,12 +56,18 @@ impl Trends {
         let report = &snapshot.report;
         let max = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
         let step = report.ranks.iter().filter_map(|rank| rank.step).max();
+        // The medians of a job in which no collective completes are those of its past.
+        let lags = |of: &Snapshot| -> Vec<Option<f64>> {
+            of.report.ranks.iter().map(|rank| rank.lag_p50_ms).collect()
+        };
+        let are_lags_old = before.is_some_and(|before| lags(before) == lags(snapshot));
         let mut sample = Sample {
             wall_ns: snapshot.at.wall_ns,
             step,
             steps_per_s: None,
             busbw_gbs: max(&mut report.groups.iter().filter_map(|group| group.busbw_gbs)),
-            lag_ms: max(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms)),
+            lag_ms: max(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms))
+                .filter(|_| !are_lags_old),
             oldest_ms: match report.pending().next() {
                 None => Some(0.0),
                 Some(_) => max(&mut report.pending().filter_map(|it| it.age_ms)),
@@ -148,6 +154,26 @@ mod tests {
         assert_eq!(steps.values, [None, Some(4.0), Some(3.0), None]);
         let [steps, .., oldest] = trends.until(1_000_000_000);
         assert_eq!((steps.values.len(), oldest.values), (2, vec![Some(0.0); 2]));
+    }
+
+    #[test]
+    fn a_lag_is_of_collectives_that_have_completed_since_the_last_snapshot() {
+        let with_lag = |second, lag_ms| {
+            let mut snapshot = snapshot_at(second, None);
+            let mut report = Report::clone(&snapshot.report);
+            report.ranks[0].lag_p50_ms = Some(lag_ms);
+            snapshot.report = Arc::new(report);
+            snapshot
+        };
+        let snapshots = [with_lag(1, 5.0), with_lag(2, 6.0), with_lag(3, 6.0)];
+        let mut trends = Trends::default();
+        let mut before = None;
+        for snapshot in &snapshots {
+            trends.observe(before, snapshot);
+            before = Some(snapshot);
+        }
+        let [_, _, lag, _] = trends.until(i64::MAX);
+        assert_eq!(lag.values, [Some(5.0), Some(6.0), None]);
     }
 
     #[test]

@@ -104,6 +104,10 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         line.push(plain(gap));
         line.push(connection);
     }
+    if let Some(other_jobs) = &state.other_jobs {
+        line.push(plain("  "));
+        line.push(other_jobs.clone());
+    }
     if !state.filter.is_empty() {
         line.push(styled(format!("  /{}", state.filter.text()), Tone::Accent));
     }
@@ -179,11 +183,15 @@ fn connection(state: &State) -> crate::page::StyledText {
         };
         return styled(words, Tone::Accent);
     }
+    let with_sources = |words: String| match state.options.keymap.hint(&[Action::View(8)], "") {
+        Some(key) => format!("{words} {key}"),
+        None => words,
+    };
     if failing == snapshot.sources.len() && failing > 0 {
-        styled("DISCONNECTED [8]", Tone::Silent)
+        styled(with_sources("DISCONNECTED".into()), Tone::Silent)
     } else if failing > 0 {
         styled(
-            format!("{} FAILING [8]", count(failing as u64, "SOURCE")),
+            with_sources(format!("{} FAILING", count(failing as u64, "SOURCE"))),
             Tone::Late,
         )
     } else if silent > 0 {

@@ -16,7 +16,7 @@ use crate::state::State;
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::style::Style;
+use ratatui::style::{Modifier, Style};
 
 /// Draws the whole screen.
 pub fn draw(state: &State, frame: &mut Frame<'_>) {
@@ -86,7 +86,11 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
     let dim = theme.style(Tone::Dim);
     let width = usize::from(area.width);
     buffer.set_stringn(area.x, area.y, "─".repeat(width), width, dim);
-    let tone = if focused { Tone::Accent } else { Tone::Title };
+    // The pane in focus has the most visible title.
+    let style = match focused {
+        true => theme.style(Tone::Accent).add_modifier(Modifier::BOLD),
+        false => theme.style(Tone::Title),
+    };
     let text = format!(" {} ", pane.title);
     let room = width.saturating_sub(2);
     buffer.set_stringn(
@@ -94,7 +98,7 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
         area.y,
         fit(&text, room),
         room,
-        theme.style(tone),
+        style,
     );
     let shown = usize::from(layout::below_title(pane, area).height);
     let counts = match &pane.body {
@@ -144,6 +148,7 @@ fn to_ascii(area: Rect, buffer: &mut Buffer) {
             "─" => "-",
             "█" => "=",
             "▒" => ">",
+            "▐" => "|",
             "…" => "~",
             "·" => ".",
             "└" => "`",

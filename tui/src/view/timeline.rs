@@ -4,7 +4,7 @@ use crate::page::layout::rows_of_lane;
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
 use crate::page::width::{fit, text_width};
-use crate::page::{CURSOR, INSIDE, Lane, PENDING, Timeline};
+use crate::page::{CURSOR, FAILED, GAP_BEFORE, INSIDE, Lane, PENDING, Span, Timeline};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Modifier, Style};
@@ -119,8 +119,8 @@ struct Cell {
 /// Minimum number of columns of an operation that shows its name.
 const MIN_NAMED_WIDTH: usize = 8;
 
-/// Returns one cell per column of the lane: inside an operation, inside a pending one, or outside. A wide operation has
-/// its name in its bar: in inverse colors, or if it is pending in the bar's color.
+/// Returns one cell per column of the lane: inside an operation, or outside. A wide operation has its name in its bar: in
+/// inverse colors, or if it is pending or has failed in the bar's color.
 fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<Cell> {
     let outside = Cell {
         glyph: '·',
@@ -143,13 +143,25 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         let Some(bar) = cells.get_mut(from..to) else {
             continue;
         };
-        let glyph = if operation.pending { PENDING } else { INSIDE };
+        let (glyph, tone) = match (operation.failed, operation.pending) {
+            (true, _) => (FAILED, Tone::Late),
+            (false, true) => (PENDING, operation.tone),
+            (false, false) => (INSIDE, operation.tone),
+        };
         bar.fill(Cell {
             glyph,
             bar: glyph,
-            style: theme.style(operation.tone),
+            style: theme.style(tone),
         });
         shown[from..to].fill(Some(number));
+    }
+    // A gap divides bars side by side.
+    for at in 1..width {
+        let begins = shown[at].is_some() && shown[at - 1].is_some() && shown[at] != shown[at - 1];
+        let goes_on = shown.get(at + 1) == Some(&shown[at]);
+        if begins && goes_on && cells[at].bar == INSIDE {
+            (cells[at].glyph, cells[at].bar) = (GAP_BEFORE, GAP_BEFORE);
+        }
     }
     let mut from = 0;
     for columns in shown.chunk_by(|left, right| left == right) {
@@ -163,16 +175,20 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         }
         // One column of the bar is kept before the name, so that two bars side by side can be distinguished.
         let room = bar.len() - 1;
-        let whole = format!("{} {}", operation.op, operation.call);
-        // The kind of the operation says less than its number and group. A number that was cut without a sign of it
-        // would be another number.
-        let name = match text_width(&whole) <= room {
-            true => whole,
-            false => fit(&operation.call, room),
-        };
+        let Span { op, call, age, .. } = operation;
+        // The kind of the operation says less than its number and group, and than its age. A number that was cut
+        // without a sign of it would be another number.
+        let with_age = |text: &str| age.as_ref().map(|age| format!("{text}, {age}"));
+        let whole = format!("{op} {call}");
+        let wanted = [with_age(&whole), with_age(call), Some(whole)];
+        let fitting = wanted
+            .into_iter()
+            .flatten()
+            .find(|name| text_width(name) <= room);
+        let name = fitting.unwrap_or_else(|| fit(call, room));
         for (cell, letter) in bar[1..].iter_mut().zip(name.chars()) {
             cell.glyph = letter;
-            if !operation.pending {
+            if !operation.pending && !operation.failed {
                 // In inverse colors, a blank is a full bar.
                 cell.bar = ' ';
                 cell.style = cell.style.add_modifier(Modifier::REVERSED);
@@ -212,7 +228,6 @@ fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &m
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::Span;
     use crate::page::theme::{Depth, ThemeName};
 
     #[test]
@@ -234,6 +249,26 @@ mod tests {
             ..lane
         };
         assert_eq!(drawn(&lane, 10), "······▒▒··");
+        // Two side by side are divided.
+        let lane = Lane {
+            spans: vec![span(0, Some(30)), span(30, Some(60))],
+            ..lane
+        };
+        assert_eq!(drawn(&lane, 10), "███▐██····");
+        // One that has failed looks unlike one that has completed.
+        let failed = Span {
+            failed: true,
+            ..span(60, Some(80))
+        };
+        let lane = Lane {
+            spans: vec![failed],
+            ..lane
+        };
+        assert_eq!(drawn(&lane, 10), "······xx··");
+        assert_eq!(
+            drawn(&lane, 50),
+            format!("{:·<30}x#3 dpxxxx{:·<10}", "", "")
+        );
         // One that begins at the end of the range has no cell.
         let lane = Lane {
             spans: vec![span(100, None)],
@@ -270,8 +305,10 @@ mod tests {
             from_ns,
             to_ns,
             pending: to_ns.is_none(),
+            failed: false,
             op: "all_reduce".into(),
             call: "#3 dp".into(),
+            age: None,
             tone: Tone::Good,
         }
     }
@@ -301,8 +338,14 @@ mod tests {
         };
         assert_eq!(drawn(&lane, 40), "█#3 dp██····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
         assert_eq!(drawn(&lane, 18), "███··▒#3 dp▒▒▒▒▒▒▒");
-        // A number or a group that does not fit is marked as cut.
+        // An age has room before the kind of the operation, and no part of one is shown.
         let mut lane = lane;
+        lane.spans[1].age = Some("31 s".into());
+        assert_eq!(drawn(&lane, 40), "█#3 dp██····▒all_reduce #3 dp, 31 s▒▒▒▒▒");
+        assert_eq!(drawn(&lane, 22), "████··▒#3 dp, 31 s▒▒▒▒");
+        assert_eq!(drawn(&lane, 15), "███·▒#3 dp▒▒▒▒▒");
+        lane.spans[1].age = None;
+        // A number or a group that does not fit is marked as cut.
         lane.spans[0].call = "#30001 dp".into();
         assert_eq!(drawn(&lane, 40), "█#30001…····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
         // Another operation in the bar covers no letter of the name.

@@ -45,9 +45,25 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
         screen.contains("3 other jobs on this node, 1 STUCK, 1 over"),
         "{screen}"
     );
+    // With one other job, there is nothing to count.
+    update(&mut state, Event::Jobs(jobs[..2].to_vec().into()));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("1 other job on this node: STUCK"),
+        "{screen}"
+    );
+    // Other views have it in their first line.
+    press(&mut state, "2");
+    let screen = text::of(&state);
+    let first = screen.lines().next().expect("the screen has lines");
+    assert!(first.contains("other jobs: 1 STUCK [9]"), "{screen}");
     update(&mut state, Event::Jobs(jobs.into()));
     press(&mut state, "9");
-    insta::assert_snapshot!(text::of(&state));
+    let screen = text::of(&state);
+    assert!(!screen.contains("other jobs: "), "{screen}");
+    assert!(screen.contains("since: 14:03:"), "{screen}");
+    assert!(screen.contains("next: "), "{screen}");
+    insta::assert_snapshot!(screen);
     // What is added on a tall terminal is about the job on display, whichever row is selected.
     update(&mut state, Event::Resize(200, 50));
     let screen = text::of(&state);

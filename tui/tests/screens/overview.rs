@@ -252,6 +252,19 @@ fn views_that_leave_rows_empty_have_operations_a_timeline_and_trends_that_no_row
     assert_eq!(shown.len(), 3, "{shown:?}");
     assert!(shown[1].starts_with("last operations"), "{shown:?}");
     assert_eq!((&*shown[0], &*shown[2]), ("timeline", "trends"));
+    // The lanes of few ranks leave no rows empty but the one below the bars of each.
+    let mut two = judged(&simulation_of_8, at_ns);
+    two.ranks = two.ranks[..2].to_vec().into();
+    let mut state_of_two = showing(two, (120, 40));
+    press(&mut state_of_two, "7");
+    let screen = text::of(&state_of_two);
+    let mut lines = screen.lines();
+    let below = lines
+        .by_ref()
+        .skip_while(|line| !line.starts_with("─ timeline"));
+    let lanes = below.skip(1).take_while(|line| !line.starts_with('─'));
+    let empty = lanes.filter(|line| line.trim().is_empty()).count();
+    assert_eq!(empty, 2, "{screen}");
     // Rows of an added pane are not taken for rows of the warnings.
     press(&mut state, "6");
     let warnings = titles(&state);

@@ -2,9 +2,11 @@
 
 use super::common::{press, recorded, showing};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{Code, Report, Snapshot};
+use rcomm_analyzer::{Code, InstanceState, Report, Snapshot};
 use rcomm_recorder::publish::Dump;
+use rcomm_top::state::event::Event;
 use rcomm_top::state::screen::Screen;
+use rcomm_top::state::update;
 use rcomm_top::view::text;
 use std::sync::Arc;
 
@@ -110,4 +112,40 @@ fn a_rank_that_is_late_is_called_late_and_not_at_fault() {
     let screen = text::of(&state);
     assert!(screen.contains("  late"), "{screen}");
     assert!(!screen.contains("at fault"), "{screen}");
+}
+
+#[test]
+fn why_of_a_mismatch_shows_the_ranks_that_failed_and_the_next_step() {
+    let mut snapshot = recorded(Situation::Mismatch);
+    let mut report = Report::clone(&snapshot.report);
+    // The same job once its operations have failed.
+    report.waits.clear();
+    for instance in &mut report.in_flight {
+        instance.state = InstanceState::Failed;
+        instance.error = Some("the calls do not match".into());
+    }
+    let mut rows = report.ranks.to_vec();
+    for row in &mut rows {
+        row.pending = 0;
+        row.failure = Some("the calls do not match".into());
+    }
+    report.ranks = rows.into();
+    let finding = &report.findings[0];
+    let (group, culprits) = (finding.group.clone(), finding.culprit_ranks.clone());
+    let members = group.expect("the finding is about a group").ranks.len();
+    assert_eq!(culprits, [21]);
+    let next = format!("next: {}", finding.next);
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (200, 50));
+    press(&mut state, "w");
+    let screen = text::of(&state);
+    let root = format!("root: rank 21; {} ranks failed because of it", members - 1);
+    for part in [&root, &next, "7 ranks: 16-20,22,23  failed in"] {
+        assert!(screen.contains(part), "no {part:?}:\n{screen}");
+    }
+    // Its line on the first screen.
+    update(&mut state, Event::Resize(100, 24));
+    press(&mut state, "1");
+    let screen = text::of(&state);
+    assert!(screen.contains("(7 ranks failed)"), "{screen}");
 }

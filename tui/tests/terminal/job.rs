@@ -146,7 +146,7 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
     std::fs::remove_file(socket.expect("rank 1 has an endpoint"))
         .expect("the file belongs to this test");
     session.press("dr");
-    session.wait_text("3 of 4 ranks wrote their dumps");
+    session.wait_text("dumps written by 3 of 4 ranks");
     session.wait_text("rank 1 was asked through the job's store");
     wait_until("the dump of rank 1", || {
         let dumps = job.dumps();
@@ -201,7 +201,7 @@ fn a_job_found_through_its_store_is_stuck_and_its_ranks_write_their_dumps_when_a
     session.press("d");
     session.wait_text("[r]");
     session.press("r");
-    session.wait_text("4 of 4 ranks wrote their dumps");
+    session.wait_text("dumps written by 4 of 4 ranks");
     assert_eq!(dumps(job.folder()), RANKS as usize);
     assert!(
         job.dumps()
@@ -266,7 +266,7 @@ fn local_ranks_are_asked_through_their_rings_and_a_dead_one_is_reported() {
     // The other ranks end soon after rank 3, since they have lost a peer.
     signal(&job, 3, Signal::KILL);
     session.press("r");
-    session.wait_text("3 of 4 ranks wrote their dumps");
+    session.wait_text("dumps written by 3 of 4 ranks");
     session.wait_text("rank 3 did not");
     session.press("q");
     session.end();

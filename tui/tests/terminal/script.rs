@@ -16,6 +16,16 @@ fn once_and_json_end_with_the_verdict() {
     assert_eq!(status, Some(1), "{out}{err}");
     assert!(out.contains("STUCK") && out.contains("rank 2"), "{out}");
     assert!(out.lines().count() < 30, "{out}");
+    // What is printed names no key, but a command.
+    let is_key = |word: &str| {
+        let word = word.trim_end_matches([',', ';', ':']);
+        let key = word
+            .strip_prefix('[')
+            .and_then(|word| word.strip_suffix(']'));
+        key.is_some_and(|key| key.chars().count() == 1 || key == "enter")
+    };
+    assert!(!out.split_whitespace().any(is_key), "{out}");
+    assert!(out.contains("see above; rcomm-fr explain E101"), "{out}");
     let (status, out, _) = run(&[&stuck[..], &["--json"]].concat(), directory.path());
     assert_eq!(status, Some(1));
     let report: rcomm_analyzer::Report =

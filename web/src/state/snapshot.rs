@@ -60,7 +60,7 @@ pub(crate) struct Look {
     pub(crate) rank: Rank,
     /// Where the command is for; empty if unknown.
     pub(crate) host: String,
-    /// A shell command; see [`RankView::look_command`](rcomm_analyzer::RankView::look_command).
+    /// A shell command; see [`Snapshot::look_command`].
     pub(crate) command: String,
 }
 
@@ -70,7 +70,7 @@ impl Look {
         Some(Self {
             rank: view.rank,
             host: view.host.to_string(),
-            command: view.look_command()?,
+            command: snapshot.look_command(view.rank)?,
         })
     }
 }

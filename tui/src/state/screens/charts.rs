@@ -57,8 +57,10 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
         };
         added.push(("timeline", timeline, kept));
     }
-    let trends = Body::Text(trends(model, columns, CHART_ROWS));
-    added.push(("trends", trends, 0));
+    if has_trends(model) {
+        let trends = Body::Text(trends(model, columns, CHART_ROWS));
+        added.push(("trends", trends, 0));
+    }
     for (title, body, kept) in added {
         let pane = Pane {
             title: format!("{title}{job}"),
@@ -75,14 +77,18 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
     let above: u16 = (page.panes[..last].iter())
         .map(|pane| needed_rows(pane, columns))
         .fold(0, u16::saturating_add);
-    let own = match &page.panes[last].body {
+    let (own, least) = match &page.panes[last].body {
+        // The number of lanes does not change as long as the job has its ranks.
         Body::Timeline(timeline) => {
             let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
-            rows_of_timeline(timeline, lanes.saturating_add(spare(page)))
+            (
+                rows_of_timeline(timeline, lanes.saturating_add(spare(page))),
+                0,
+            )
         }
-        _ => needed_rows(&page.panes[last], columns),
+        _ => (needed_rows(&page.panes[last], columns), rows / TABLES_SHARE),
     };
-    let unused = (rows / TABLES_SHARE).saturating_sub(above.saturating_add(own));
+    let unused = least.saturating_sub(above.saturating_add(own));
     page.kept_rows[last] = own.saturating_add(unused.min(spare(page)));
     let left = spare(page);
     // The title and the headings take a row each.
@@ -95,6 +101,12 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
     } else {
         page.kept_rows[last] = page.kept_rows[last].saturating_add(left);
     }
+}
+
+/// Whether there are trends to show: a replay of dumps has figures of one moment only.
+pub(in crate::state) fn has_trends(model: &ViewModel<'_>) -> bool {
+    let trends = model.trends.until(model.snapshot.at.wall_ns);
+    !model.is_replay || trends.iter().any(|trend| trend.values.len() > 1)
 }
 
 /// The rows of a pane with this timeline, whose lanes share `lane_rows` rows. The title and the axis take a row each.

@@ -2,6 +2,7 @@
 
 use super::ViewModel;
 use super::rank::{group_of, op_name};
+use crate::keys::Action;
 use crate::page::table::{Align, Cell, Column, Headings, Mark, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::page::{Page, plain, styled};
@@ -18,7 +19,8 @@ const SEARCHED: usize = 40;
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let ranks: Vec<Rank> = model.marks.iter().copied().take(MAX_RANKS).collect();
     if ranks.len() < 2 {
-        let hint = "mark at least two ranks with [m] on a row or a rank's own screen";
+        let key = model.hint(": ", &[Action::Mark], "on a row or a rank's own screen");
+        let hint = format!("mark at least two ranks{key}");
         return Page {
             head: vec![vec![styled(hint, Tone::Silent)]],
             ..Page::default()

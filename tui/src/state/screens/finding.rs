@@ -1,7 +1,7 @@
 //! One finding: the sentence, the doubts and the next step, its ranks, what to look at further, the evidence, where the
 //! programs diverge, what was ruled out, and, where there is room, what its code means.
 
-use super::{ViewModel, look_further, overview};
+use super::{ViewModel, look_further, name_ranks, overview, rank};
 use crate::page::layout::{cuts_doubt, is_doubt, needed, wrap};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
@@ -10,6 +10,7 @@ use crate::state::index::Marked;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::print::human::format_doubt;
 use rcomm_analyzer::{Finding, RankState, Severity, explain};
+use rcomm_recorder::model::Rank;
 
 pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     let findings = &model.snapshot.report.findings;
@@ -34,10 +35,18 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
         texts.iter().map(|text| vec![plain(text.clone())]).collect()
     };
     if !finding.diff.is_empty() {
-        panes.push(pane(
-            "where the programs diverge",
-            Body::Text(lines(&finding.diff)),
-        ));
+        // What the signs mean is in the title: few rows may be left for the lines.
+        let (heads, calls): (Vec<&String>, Vec<&String>) = (finding.diff.iter())
+            .partition(|line| line.starts_with("--- ") || line.starts_with("+++ "));
+        let heads: Vec<String> = (heads.iter())
+            .map(|line| format!("{} is {}", &line[..1], line[4..].trim()))
+            .collect();
+        let title = match heads.is_empty() {
+            true => "where the programs diverge".to_owned(),
+            false => format!("where the programs diverge: {}", heads.join(", ")),
+        };
+        let calls = calls.into_iter().map(|line| vec![plain(line.clone())]);
+        panes.push(pane(&title, Body::Text(calls.collect())));
     }
     if !finding.ruled_out.is_empty() {
         let width = usize::from(model.size.0);
@@ -60,30 +69,39 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
         ..Page::default()
     };
     // What holds for every finding of the code takes no rows from this one.
+    let spare = model.size.1.saturating_sub(needed(&page, model.size));
     page.panes
-        .push(explanation(finding, usize::from(model.size.0)));
-    if needed(&page, model.size) > model.size.1 {
-        page.panes.pop();
-    }
+        .extend(explanation(finding, usize::from(model.size.0), spare));
     page
 }
 
-/// What the code of a finding means, where it usually comes from, and what to do, as `rcomm-fr explain` has it.
-fn explanation(finding: &Finding, width: usize) -> Pane {
+/// The fewest lines of an explanation that are shown.
+const MIN_LINES: usize = 5;
+
+/// What the code of a finding means, where it usually comes from, and what to do, as `rcomm-fr explain` has it: as much of
+/// it as `rows` hold, with the title. `None` if they hold too little.
+fn explanation(finding: &Finding, width: usize, rows: u16) -> Option<Pane> {
     let known = explain(finding.code);
     let mut lines = vec![vec![plain(known.meaning)]];
     for (title, items) in [
-        ("usual causes", known.causes),
+        ("where it usually comes from", known.causes),
         ("what to do", known.actions),
     ] {
         lines.push(vec![styled(title, Tone::Title)]);
         lines.extend(items.iter().map(|item| vec![plain(format!("- {item}"))]));
     }
-    let lines = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
-    Pane {
-        title: format!("what {} means", finding.code),
-        body: Body::Text(lines.collect()),
+    let wrapped = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
+    let mut lines: Vec<Line> = wrapped.collect();
+    let room = usize::from(rows.saturating_sub(1));
+    if lines.len() > room {
+        lines.truncate(room.saturating_sub(1));
+        let rest = format!("... the rest: rcomm-fr explain {}", finding.code);
+        lines.push(vec![styled(rest, Tone::Dim)]);
     }
+    (room >= MIN_LINES).then(|| Pane {
+        title: format!("what {} means", finding.code),
+        body: Body::Text(lines),
+    })
 }
 
 fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
@@ -101,19 +119,10 @@ fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
         vec![plain(model.sentence(finding))],
     ];
     lines.extend(doubts(finding));
-    if !finding.next.is_empty() {
-        lines.push(vec![
-            styled("next: ", Tone::Accent),
-            plain(finding.next.clone()),
-        ]);
-    }
+    lines.extend(next(finding));
     if !finding.cycle.is_empty() {
-        let cycle: Vec<_> = finding.cycle.iter().map(u32::to_string).collect();
-        lines.push(vec![plain(format!(
-            "cycle: {} -> {}",
-            cycle.join(" -> "),
-            cycle[0]
-        ))]);
+        let text = format!("cycle: {}", cycle(model, &finding.cycle).join(", "));
+        lines.push(vec![plain(text)]);
     }
     // The meaning is the same for every finding of the code, so it may be cut first.
     lines.push(vec![styled(
@@ -121,6 +130,31 @@ fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
         Tone::Dim,
     )]);
     lines
+}
+
+/// The waits of a cycle of ranks: `rank 0 waits for rank 2 in all_reduce #6 on tp`.
+fn cycle(model: &ViewModel<'_>, ranks: &[Rank]) -> Vec<String> {
+    let waits = &model.snapshot.report.waits;
+    let nexts = ranks.iter().cycle().skip(1);
+    let link = |(&rank, &next): (&Rank, &Rank)| {
+        let mut waits = waits.iter();
+        let wait = waits.find(|wait| wait.rank == rank && wait.on.contains(&next));
+        match wait {
+            Some(wait) => format!(
+                "rank {rank} waits for {} in {}",
+                name_ranks(&wait.on, 4),
+                overview::call(model, &wait.op, wait.seq, &wait.group)
+            ),
+            None => format!("rank {rank} waits for rank {next}"),
+        }
+    };
+    ranks.iter().zip(nexts).map(link).collect()
+}
+
+/// The next step; `None` if the finding has none.
+pub(super) fn next(finding: &Finding) -> Option<Line> {
+    let head = styled("next: ", Tone::Accent);
+    (!finding.next.is_empty()).then(|| vec![head, plain(finding.next.clone())])
 }
 
 /// Why the finding may be wrong, and whom the records accuse as well.
@@ -188,13 +222,21 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
         more.target = None;
         rows.push(more);
     }
+    let mut columns = vec![
+        number("rank", 0),
+        text("host", 1),
+        text("role", 0),
+        rest("where", 0),
+    ];
+    // Dumps of PyTorch do not name hosts.
+    if rows.iter().all(|row| row.cells[1].text.is_empty()) {
+        columns.remove(1);
+        for row in &mut rows {
+            row.cells.remove(1);
+        }
+    }
     Table {
-        columns: vec![
-            number("rank", 0),
-            text("host", 1),
-            text("role", 0),
-            rest("where", 0),
-        ],
+        columns,
         rows,
         headings: Headings::Shown,
         empty: "no rank identified".into(),
@@ -212,7 +254,7 @@ fn evidence(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
             "rank {}: record {}, {call}, {}",
             e.rank,
             e.record_id,
-            e.state.name()
+            rank::state_word(e.state)
         ))]
     };
     let mut lines: Vec<Line> = finding.evidence.iter().map(line).collect();

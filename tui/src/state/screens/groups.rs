@@ -1,4 +1,4 @@
-//! Groups: progress and pending operation of each. Groups with the same description, size and state share a row,
+//! Groups: progress and pending operation of each. Groups with the same description, size and trouble share a row,
 //! unless the user unfolds them.
 
 use super::{Fold, ViewModel, group_target};
@@ -26,7 +26,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         only.map(|some| some.iter().map(Arc::as_ref).collect());
     let fold = only.is_none() && model.fold == Fold::Alike;
     let mut folds: Vec<(GroupState, Vec<&GroupReport>)> = Vec::new();
-    let mut fold_of_key: HashMap<(GroupState, &str, usize), usize> = HashMap::new();
+    let mut fold_of_key: HashMap<(GroupState, bool, &str, usize), usize> = HashMap::new();
     for report in &model.snapshot.report.groups {
         let group = &report.group;
         if wanted
@@ -48,7 +48,10 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         if (model.problems_only && !state.is_problem()) || !model.passes_group(group, &more) {
             continue;
         }
-        let key = (state, group.desc.as_str(), group.ranks.len());
+        // What happens to be in flight does not divide groups: their rows would come and go.
+        let state = state.min(GroupState::Busy);
+        let used = report.last_seq.is_some();
+        let key = (state, used, group.desc.as_str(), group.ranks.len());
         // Groups without a meaningful description are not folded; `undefined` is PyTorch's default.
         let alike = fold && !group.desc.is_empty() && group.desc != "undefined";
         match fold_of_key.get(&key) {
@@ -70,14 +73,15 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
     // Causes first, then waiting and then failed groups, each kind by the age of the oldest operation, then the rest in
     // the report's order.
     folds.sort_by(|(left_state, left), (right_state, right)| {
-        let order = |state: GroupState| state.min(GroupState::Busy);
-        let waited_ms = |reports: &[&GroupReport]| match order(*left_state) {
+        let waited_ms = |reports: &[&GroupReport]| match left_state {
             GroupState::Busy => 0.0,
             _ => oldest_ms(reports).unwrap_or(0.0),
         };
-        order(*left_state)
-            .cmp(&order(*right_state))
+        // Groups without a collective come last.
+        let used = |reports: &[&GroupReport]| reports.iter().any(|it| it.last_seq.is_some());
+        (left_state.cmp(right_state))
             .then(waited_ms(right).total_cmp(&waited_ms(left)))
+            .then(used(right).cmp(&used(left)))
     });
     Table {
         columns: vec![

@@ -1,16 +1,14 @@
 //! Operations in flight: one row per collective or message, joined over its ranks. Equal operations of groups with
 //! the same description share a row, unless the user unfolds them.
 
-use super::{Fold, ViewModel, group_target, name_ranks};
-use crate::page::columns::widths;
+use super::{Fold, ViewModel, cut_cell, group_target, name_ranks};
 use crate::page::layout::wrap;
-use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
+use crate::page::table::{Cell, Column, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
-use crate::page::width::text_width;
 use crate::page::{Body, Page, Pane, plain};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::count;
-use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Verdict};
+use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Severity, Verdict};
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
@@ -23,19 +21,13 @@ const MISSING: &str = "missing";
 
 /// The missing ranks or the error of the operations in a row, which the table cuts; `None` if they fit.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
-    let table = page.table(0)?;
-    let row = table
-        .rows
-        .get(row.min(table.rows.len().saturating_sub(1)))?;
-    let mut columns = table.columns.iter();
-    let at = columns.position(|column| column.name.starts_with(MISSING))?;
-    let text = row.cells.get(at)?.text.clone();
-    let width = usize::from(model.size.0);
-    let line = vec![plain(text.as_str())];
-    let room = *widths(table, 0..table.rows.len(), width).get(at)?;
-    (text_width(&text) > room).then(|| Pane {
-        title: table.columns[at].name.clone().into_owned(),
-        body: Body::Text(wrap(&line, width, usize::MAX)),
+    let columns = &page.table(0)?.columns;
+    let is_wanted = |column: &Column| column.name.starts_with(MISSING);
+    let at = columns.iter().position(is_wanted)?;
+    let line = vec![plain(cut_cell(model, page, row, at)?)];
+    Some(Pane {
+        title: columns[at].name.clone().into_owned(),
+        body: Body::Text(wrap(&line, usize::from(model.size.0), usize::MAX)),
     })
 }
 
@@ -120,7 +112,7 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
         &instance.group,
         &Subject {
             op: Some(&instance.op),
-            state: Some(instance.state.word()),
+            state: Some(instance.state.filter_words()),
             age_ms: Some(model.age_of(instance).unwrap_or(f64::NAN)),
             seq: Some(instance.seq),
             bytes: Some(instance.bytes),
@@ -132,6 +124,19 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
 /// Whether the operation has failed, or ranks wait in it in a job that is stuck or has a mismatch (`hangs`).
 fn is_problem(instance: &InstanceReport, hangs: bool) -> bool {
     instance.state == InstanceState::Failed || hangs && instance.is_blocked()
+}
+
+/// Whether the operation is the cause, and not one that is behind it in its group.
+fn is_blamed(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
+    let findings = model.snapshot.report.findings.iter();
+    let mut named = findings
+        .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none())
+        .filter(|finding| finding.group.as_ref() == Some(&instance.group))
+        .filter_map(|finding| finding.seq.zip(finding.seq_kind))
+        .peekable();
+    let is_any = named.peek().is_none();
+    let is_bad = model.index.group(&instance.group) == GroupState::Bad;
+    is_bad && (is_any || named.any(|it| it == (instance.seq, instance.seq_kind)))
 }
 
 /// The number of ranks that an operation is complete with: the group's members or, of a message, its two ends.
@@ -162,7 +167,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let oldest = ages.filter(|_| !failed).reduce(f64::max);
     let size = expected(first);
     let problem = is_problem(first, hangs);
-    let blamed = model.index.group(&first.group) == GroupState::Bad;
+    let blamed = is_blamed(model, first);
     let (mark, tone) = match (problem, blamed) {
         (true, false) if failed => (Mark::new('x', Tone::Late), Tone::Late),
         (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),

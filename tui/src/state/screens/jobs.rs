@@ -1,15 +1,16 @@
 //! The screen of the jobs of this node, those in trouble first.
 
-use super::ViewModel;
 use super::overview::verdict;
+use super::{ViewModel, finding};
+use crate::keys::Action;
 use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
-use crate::page::{Body, Line, Page, Pane, plain, styled};
+use crate::page::{Body, Line, Page, Pane, StyledText, plain, styled};
 use crate::state::index::head_of;
 use rcomm_analyzer::format::count;
 use rcomm_analyzer::{Code, Finding, NodeJob, Report, Severity, Verdict};
-use rcomm_recorder::model::text::age;
+use rcomm_recorder::model::text::{age, time_of_day};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
@@ -29,7 +30,10 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 Cell::number(format!("{} ago", age(Some(age_ms))), age_ms),
                 Cell::text(sentence(model, job).unwrap_or_default()),
             ],
-            tone: Tone::Plain,
+            tone: match tone {
+                Tone::Bad => Tone::Bad,
+                _ => Tone::Plain,
+            },
             target: Some(Target::Job(job.name.as_str().into())),
             problem: trouble(model, job).is_some(),
         }
@@ -44,15 +48,20 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         ],
         rows: rows.collect(),
         headings: Headings::Shown,
-        empty: "no other job: these sources show one job, or this node has no rings".into(),
+        empty: match model.is_replay {
+            true => "a replay shows one job".into(),
+            false => "no other job: these sources show one job, or this node has no rings".into(),
+        },
     };
-    let head = vec![vec![plain(
-        "jobs with rings on this node, those in trouble first; [enter] chooses one",
-    )]];
+    let head = vec![vec![plain(format!(
+        "jobs with rings on this node, those in trouble first{}",
+        model.hint("; ", &[Action::Enter], "chooses one")
+    ))]];
     Page::of(head, "jobs", table)
 }
 
-/// The whole first line of the job in a row, which the table cuts or leaves out; `None` if the row has no judged job.
+/// The whole first line of the job in a row, which the table cuts or leaves out, with the time since when it holds and the
+/// next step; `None` if the row has no judged job.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let rows = &page.table(0)?.rows;
     let row = rows.get(row.min(rows.len().saturating_sub(1)))?;
@@ -60,14 +69,25 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
         return None;
     };
     let job = model.jobs.iter().find(|job| *job.name == **name)?;
-    let line = vec![plain(sentence(model, job)?)];
+    let mut lines = vec![vec![plain(sentence(model, job)?)]];
+    let report = report_on(model, job);
+    let head = report.and_then(|report| Some(&report.findings[head_of(report, model.muted)?]));
+    if let Some(head) = head.filter(|_| report.is_some_and(|report| report.end.is_none())) {
+        lines.extend(head.since.map(|since| {
+            let since = format!("{} UTC", time_of_day(since.at_ns));
+            vec![styled("since: ", Tone::Accent), plain(since)]
+        }));
+        lines.extend(finding::next(head));
+    }
+    let width = usize::from(model.size.0);
+    let lines = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
     let hint = match *job.name == *model.snapshot.job {
-        true => "on display",
-        false => "[enter] shows it",
+        true => ": on display".to_owned(),
+        false => model.hint(": ", &[Action::Enter], "shows it"),
     };
     Some(Pane {
-        title: format!("{name}: {hint}"),
-        body: Body::Text(wrap(&line, usize::from(model.size.0), usize::MAX)),
+        title: format!("{name}{hint}"),
+        body: Body::Text(lines.collect()),
     })
 }
 
@@ -132,12 +152,10 @@ fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     }
 }
 
-/// A line about the other jobs that are alive or in trouble: `4 other jobs on this node, 1 STUCK, 2 over  [9]`. `None`
-/// if there is none.
+/// A line about the other jobs that are alive or in trouble: `4 other jobs on this node, 1 STUCK, 2 over  [9]`, or `1 other
+/// job on this node: STUCK  [9]`. `None` if there is none.
 pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
-    let others = model.jobs.iter();
-    let others: Vec<&NodeJob> = others
-        .filter(|job| *job.name != *model.snapshot.job)
+    let others: Vec<&NodeJob> = (other_jobs(model))
         .filter(|job| job.alive > 0 || trouble(model, job).is_some())
         .collect();
     if others.is_empty() {
@@ -147,15 +165,40 @@ pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let mut line = vec![plain(format!("{} on this node", count(n, "other job")))];
     // A job without a process no longer hangs, whatever its record shows.
     let (alive, over): (Vec<&NodeJob>, Vec<_>) = others.into_iter().partition(|job| job.alive > 0);
-    let in_trouble = || alive.iter().filter(|job| trouble(model, job).is_some());
-    if let Some(worst) = in_trouble().min_by_key(|job| trouble(model, job)) {
-        let (name, tone) = word(model, worst);
-        let alike = in_trouble().filter(|job| word(model, job).0 == name);
-        line.push(styled(format!(", {} {name}", alike.count()), tone));
+    if let Some((alike, name, tone)) = worst(model, &alive) {
+        let words = match n {
+            1 => format!(": {name}"),
+            _ => format!(", {alike} {name}"),
+        };
+        line.push(styled(words, tone));
     }
     if !over.is_empty() {
         line.push(plain(format!(", {} over", over.len())));
     }
-    line.push(styled("  [9]", Tone::Dim));
+    line.push(styled(model.hint("  ", &[Action::View(9)], ""), Tone::Dim));
     Some(line)
+}
+
+/// The jobs that are not on display.
+fn other_jobs<'a>(model: &'a ViewModel<'_>) -> impl Iterator<Item = &'a NodeJob> {
+    let jobs = model.jobs.iter();
+    jobs.filter(|job| *job.name != *model.snapshot.job)
+}
+
+/// How many of these jobs are in the gravest trouble of all, and its word; `None` if none is in trouble.
+fn worst(model: &ViewModel<'_>, jobs: &[&NodeJob]) -> Option<(usize, &'static str, Tone)> {
+    let in_trouble = || jobs.iter().filter(|job| trouble(model, job).is_some());
+    let worst = in_trouble().min_by_key(|job| trouble(model, job))?;
+    let (name, tone) = word(model, worst);
+    let alike = in_trouble().filter(|job| word(model, job).0 == name);
+    Some((alike.count(), name, tone))
+}
+
+/// What the first line of a view says of the other jobs that are alive and in trouble: `other jobs: 1 STUCK [9]`. `None`
+/// if there is none.
+pub(in crate::state) fn trouble_elsewhere(model: &ViewModel<'_>) -> Option<StyledText> {
+    let alive: Vec<&NodeJob> = other_jobs(model).filter(|job| job.alive > 0).collect();
+    let (number, name, tone) = worst(model, &alive)?;
+    let key = model.hint(" ", &[Action::View(9)], "");
+    Some(styled(format!("other jobs: {number} {name}{key}"), tone))
 }

@@ -2,18 +2,23 @@
 //! end of the rank's log.
 
 use super::ViewModel;
+use crate::keys::Action;
 use crate::page::theme::Tone;
 use crate::page::width::whole_parts;
 use crate::page::{Body, Line, Pane, plain, styled};
-use rcomm_analyzer::RankView;
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::stacks;
+use rcomm_analyzer::{Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 
-/// The [command](RankView::look_command) that shows more about a rank. It runs over ssh, unless the process is known to be
+/// The [command](Snapshot::look_command) that shows more about a rank. It runs over ssh, unless the process is known to be
 /// on this node, which needs a source of this node (`reads_this_node`).
-pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Option<String> {
-    let local = view.look_command()?;
+pub(in crate::state) fn command(
+    snapshot: &Snapshot,
+    rank: Rank,
+    reads_this_node: bool,
+) -> Option<String> {
+    let view = snapshot.rank(rank)?;
+    let local = snapshot.look_command(rank)?;
     // A collector, too, knows whether its ranks' processes are alive, but these are not on this node.
     let is_alive_or_dead = view.liveness != Liveness::Unknown;
     let is_here = view.host.is_empty() || reads_this_node && is_alive_or_dead;
@@ -34,18 +39,25 @@ fn word(text: &str) -> String {
 
 /// The command for a rank, unless dumps are replayed.
 fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
-    let view = model.snapshot.rank(rank).filter(|_| !model.is_replay);
-    view.and_then(|view| command(view, model.reads_this_node))
+    match model.is_replay {
+        true => None,
+        false => command(model.snapshot, rank, model.reads_this_node),
+    }
 }
 
-/// The line of the first screen with the command for the suspect; `None` if there is no such rank, or no command for it.
+/// The line of the first screen with the command for the suspect; `None` if there is no such rank, no command for it, or
+/// if its call has returned with the error of a mismatch: then its process shows nothing of that.
 pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     let rank = model.index.suspect?;
+    let report = &model.snapshot.report;
+    if report.verdict == Verdict::Mismatch && report.failure(rank).is_some() {
+        return None;
+    }
     let command = shown_command(model, rank)?;
     Some(vec![
         styled("   look: ", Tone::Accent),
         plain(command),
-        styled("  [y] copies", Tone::Accent),
+        styled(model.hint("  ", &[Action::Copy], "copies"), Tone::Accent),
     ])
 }
 
@@ -81,7 +93,11 @@ pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane
         }
     }
     (!lines.is_empty()).then(|| Pane {
-        title: format!("look further: {}, [y] copies", model.rank_label(rank)),
+        title: format!(
+            "look further: {}{}",
+            model.rank_label(rank),
+            model.hint(", ", &[Action::Copy], "copies")
+        ),
         body: Body::Text(lines),
     })
 }

@@ -21,11 +21,13 @@ mod timeline;
 mod warnings;
 mod why;
 
-pub(super) use charts::fill;
+pub(super) use charts::{fill, has_trends};
+pub(super) use jobs::trouble_elsewhere;
 pub(super) use look_further::command as command_for;
 pub use overview::OverviewPane;
 pub(super) use overview::{first_rank, has_two_columns, page_of};
 pub use ranks::Metric;
+pub(super) use sources::no_ranks_page;
 pub use timeline::Scale;
 pub(super) use timeline::neighbor;
 
@@ -33,7 +35,9 @@ use super::arrangement::arranged;
 use super::index::FrameIndex;
 use super::screen::Screen;
 use super::trends::Trends;
-use crate::keys::Keymap;
+use crate::keys::{Action, Keymap};
+use crate::page::columns::widths;
+use crate::page::width::text_width;
 use crate::page::{Page, Pane};
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::format::rank_set;
@@ -112,13 +116,15 @@ fn name_ranks(ranks: &[Rank], max_spans: usize) -> String {
 }
 
 impl ViewModel<'_> {
-    /// The pane with the whole text of the warning, job or operation in this row of the page, which the table may cut;
-    /// `None` on other screens.
+    /// The pane with the whole text of the warning, job, operation, cause or source in this row of the page, which the
+    /// table may cut; `None` on other screens.
     pub(super) fn selected(&self, screen: &Screen, page: &Page, row: usize) -> Option<Pane> {
         match screen {
             Screen::Warnings => warnings::selected(self, page, row),
             Screen::Jobs => jobs::selected(self, page, row),
             Screen::InFlight => in_flight::selected(self, page, row),
+            Screen::Why(_) => why::selected(self, page, row),
+            Screen::Sources => sources::selected(self, page, row),
             _ => None,
         }
     }
@@ -151,11 +157,20 @@ impl ViewModel<'_> {
     /// Text shown instead of a table that has no rows.
     fn none_left(&self, noun: &str) -> String {
         match (self.filter.is_empty(), self.problems_only) {
-            (true, true) => format!("no {noun} with a problem; [z] shows all"),
+            (true, true) => {
+                let all = self.hint("; ", &[Action::Problems], "shows all");
+                format!("no {noun} with a problem{all}")
+            }
             (true, false) => format!("no {noun}"),
             (false, true) => format!("no {noun} with a problem passes the filter"),
             (false, false) => format!("no {noun} passes the filter"),
         }
+    }
+
+    /// Keys and what they do, after a separator: `; [z] shows all`. Empty if one of the actions has no key.
+    fn hint(&self, separator: &str, actions: &[Action], does: &str) -> String {
+        let hint = self.keymap.hint(actions, does);
+        hint.map_or_else(String::new, |hint| format!("{separator}{hint}"))
     }
 
     fn passes(&self, subject: &Subject<'_>) -> bool {
@@ -237,6 +252,22 @@ impl ViewModel<'_> {
             false => self.as_of_ns.and(ms),
         }
     }
+}
+
+/// The text in this column of a row of the page's first table, or of its last row if there are fewer, if the table cuts
+/// it; else `None`.
+fn cut_cell<'a>(
+    model: &ViewModel<'_>,
+    page: &'a Page,
+    row: usize,
+    column: usize,
+) -> Option<&'a str> {
+    let table = page.table(0)?;
+    let row = table.rows.get(row.min(table.rows.len().checked_sub(1)?))?;
+    let text = &row.cells.get(column)?.text;
+    let width = usize::from(model.size.0);
+    let room = *widths(table, 0..table.rows.len(), width).get(column)?;
+    (text_width(text) > room).then_some(text)
 }
 
 /// The target that opens these groups.

@@ -31,9 +31,6 @@ const MAX_LANES: usize = 32;
 /// Minimum number of rows of a terminal for the line with a command.
 const TALL_ROWS: u16 = 24;
 
-/// The key for details, shown after the causes.
-const HINT: &str = "  [w]";
-
 /// A pane of the first screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -149,7 +146,7 @@ pub(in crate::state) fn page_of(
 ) -> Page {
     let blocked = !model.index.roots().is_empty();
     let mut head = vec![headline(model)];
-    head.extend(doubt_line(model));
+    head.extend(doubt_lines(model));
     head.extend(next_line(model));
     head.extend(remains_line(model));
     head.extend(unknown_size_line(model));
@@ -209,7 +206,7 @@ pub(super) fn operations_pane(model: &ViewModel<'_>, rows: usize) -> Pane {
         format!(", of {}", model.rank_label(rank))
     });
     Pane {
-        title: format!("last operations, newest first{whose}"),
+        title: format!("{}{whose}", rank::LAST_OPERATIONS),
         body: Body::Table(table),
     }
 }
@@ -338,33 +335,28 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
 /// The highest confidence of a finding whose doubts the first screen shows. The screen of the finding shows them always.
 const UNSURE: f64 = 0.75;
 
-/// If the headline's finding is not sure (its confidence is at most [`UNSURE`]), the line with its first doubt, and how
-/// many others its own screen has. `None` if it is sure, or has no doubt.
-fn doubt_line(model: &ViewModel<'_>) -> Option<Line> {
-    let finding = head_finding(model).filter(|finding| finding.confidence <= UNSURE)?;
-    let mut doubts = finding::doubts(finding).into_iter();
-    let mut line = doubts.next()?;
-    line[0].text.insert_str(0, "   ");
-    match doubts.len() {
-        0 => {}
-        more => line.push(plain(format!(
-            "; and {}",
-            count(more as u64, "other doubt")
-        ))),
+/// If the headline's finding is not sure (its confidence is at most [`UNSURE`]), the lines with its doubts; on a terminal
+/// with few rows, the first one, and how many others the finding's own screen has. Empty if it is sure.
+fn doubt_lines(model: &ViewModel<'_>) -> Vec<Line> {
+    let unsure = head_finding(model).filter(|finding| finding.confidence <= UNSURE);
+    let mut lines = unsure.map(finding::doubts).unwrap_or_default();
+    for line in &mut lines {
+        line[0].text.insert_str(0, "   ");
     }
-    Some(line)
+    if !is_roomy(model) && lines.len() > 1 {
+        let more = count(lines.len() as u64 - 1, "other doubt");
+        lines.truncate(1);
+        lines[0].push(plain(format!("; and {more}")));
+    }
+    lines
 }
 
 /// The line with the next step: `next: look at what rank 2 does after train.py:64`. `None` if the headline is not
 /// about a finding, or the finding has no next step.
 fn next_line(model: &ViewModel<'_>) -> Option<Line> {
-    let finding = head_finding(model)?;
-    (!finding.next.is_empty()).then(|| {
-        vec![
-            styled("   next: ", Tone::Accent),
-            plain(finding.next.clone()),
-        ]
-    })
+    let mut line = finding::next(head_finding(model)?)?;
+    line[0].text.insert_str(0, "   ");
+    Some(line)
 }
 
 /// The line about what is left of the records of a job that is over. `None` if the job is not over, or no source knows
@@ -374,11 +366,8 @@ fn remains_line(model: &ViewModel<'_>) -> Option<Line> {
     let mut sources = model.snapshot.sources.iter();
     let remains = sources.find_map(|source| source.remains.clone())?;
     let mut line = vec![styled("   records: ", Tone::Accent), plain(remains)];
-    if let Some(key) = model.keymap.keys(Action::Export).first() {
-        line.push(plain("; "));
-        line.push(styled(format!("[{key}]"), Tone::Accent));
-        line.push(plain(" exports the report"));
-    }
+    let export = model.hint("; ", &[Action::Export], "exports the report");
+    line.push(styled(export, Tone::Accent));
     Some(line)
 }
 
@@ -393,14 +382,19 @@ fn unknown_size_line(model: &ViewModel<'_>) -> Option<Line> {
 
 /// In the row of the finding that the first line shows, replaces the sentence with a reference to that line.
 fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
-    let Some(id) = head_finding(model).map(|finding| finding.id) else {
+    let Some(finding) = head_finding(model) else {
         return;
     };
-    let about = |row: &&mut Row| row.target == Some(Target::Finding(id));
+    let about = |row: &&mut Row| row.target == Some(Target::Finding(finding.id));
     if let Some(row) = table.rows.iter_mut().find(about)
         && let Some(cell) = row.cells.last_mut()
     {
-        *cell = Cell::text("see above; [enter] evidence, [!] explanation");
+        let more = match warnings::ways_to_more(model, "; ") {
+            // A printed page has no keys.
+            keys if keys.is_empty() => format!("; rcomm-fr explain {} explains it", finding.code),
+            keys => keys,
+        };
+        *cell = Cell::text(format!("see above{more}"));
     }
 }
 
@@ -429,7 +423,7 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     if roots.is_empty() {
         return None;
     }
-    let chain = causes::chain(&model.snapshot.report, roots);
+    let chain = causes::consequences(&model.snapshot.report, roots);
     if chain.is_empty() {
         return None;
     }
@@ -449,9 +443,10 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
         text.push_str(&format!("{sign} {groups}{seq} ({ranks} {verb})"));
     }
     // The hint is left out if it does not fit: the footer shows the key too.
-    let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);
+    let hint = model.hint("  ", &[Action::Why], "");
+    let fits = text.chars().count() + hint.len() <= usize::from(model.size.0);
     let mut line = vec![styled(text, Tone::Dim)];
-    line.extend(fits.then(|| styled(HINT, Tone::Accent)));
+    line.extend(fits.then(|| styled(hint, Tone::Accent)));
     Some(line)
 }
 

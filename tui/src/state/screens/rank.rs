@@ -1,7 +1,7 @@
 //! One rank: identity, health, the ranks it waits for and the ranks that wait for it, what to look at further, its
 //! operations in flight, its newest operations, and the stack of its newest call.
 
-use super::timeline::end_of;
+use super::timeline::{end_of, overdue_age};
 use super::{ViewModel, in_flight, look_further, name_ranks, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
@@ -9,7 +9,7 @@ use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::format::{count, grouped, is_library};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{GroupRef, RankView};
+use rcomm_analyzer::{Code, GroupRef, RankView, status_entry};
 use rcomm_recorder::model::text::{age, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -36,19 +36,20 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
         .collect();
     panes.extend([
         pane(
-            in_flight::title(model),
+            &format!("{}, over all members", in_flight::title(model)),
             Body::Table(in_flight::table(model, |i| {
                 i.joined.binary_search(&rank).is_ok()
             })),
         ),
         pane(
-            "last operations, newest first",
+            &format!("{LAST_OPERATIONS}{}", limits(view)),
             Body::Table(operations(model, view)),
         ),
     ]);
     let stack = stack(view);
     if !stack.is_empty() {
-        panes.push(pane("stack of its newest call", Body::Text(stack)));
+        let title = "stack of its newest call, innermost frame first";
+        panes.push(pane(title, Body::Text(stack)));
     }
     Page {
         head: head(model, view),
@@ -87,6 +88,13 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     });
     who.push(plain(facts));
     let mut lines = vec![who];
+    // What is said of a late rank is not in its operations.
+    let mut findings = model.snapshot.report.findings.iter();
+    let late = findings.find(|it| it.code == Code::W220 && it.culprit_ranks.contains(&rank));
+    if let Some(finding) = late.filter(|finding| !model.muted.contains(&finding.code)) {
+        lines.push(vec![plain(model.sentence(finding))]);
+        lines.extend(super::finding::next(finding));
+    }
     let waits = &model.snapshot.report.waits;
     if let Some(wait) = waits.iter().find(|wait| wait.rank == rank) {
         let call = overview::call(model, &wait.op, wait.seq, &wait.group);
@@ -185,6 +193,25 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     })
 }
 
+/// The title of the list of a rank's operations.
+pub(super) const LAST_OPERATIONS: &str = "last operations, newest first";
+
+/// The end of the title of the list of a rank's operations: how many it has at most if there are more, and that messages have
+/// numbers of their own if it has both them and collectives. Empty if there is neither to say.
+fn limits(view: &RankView) -> String {
+    let total: usize = view.counted().map(|dump| dump.entries.len()).sum();
+    let newest = newest_entries(view);
+    let messages = newest.iter().filter(|(_, entry)| entry.op.is_p2p()).count();
+    let mut text = String::new();
+    if total > MAX_LISTED {
+        text.push_str(&format!(", at most {MAX_LISTED}"));
+    }
+    if messages > 0 && messages < newest.len() {
+        text.push_str(", messages numbered apart");
+    }
+    text
+}
+
 /// The newest operations, newest first. If no backend measured how long the completed ones ran, the time from the issue
 /// to the end is shown.
 pub(super) fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
@@ -196,9 +223,11 @@ pub(super) fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
     let rows = newest.into_iter().map(|(dump, entry)| {
         let ms = match measured {
             true => entry.duration_ms.map(f64::from),
-            false => end_of(entry).map(|end_ns| (end_ns - entry.time_created_ns) as f64 / 1e6),
+            false => {
+                end_of(dump, entry).map(|end_ns| (end_ns - entry.time_created_ns) as f64 / 1e6)
+            }
         };
-        operation(model, dump, entry, ms)
+        operation(model, view, (dump, entry), ms)
     });
     Table {
         columns: vec![
@@ -229,11 +258,28 @@ fn newest_entries(view: &RankView) -> Vec<(&Dump, &Entry)> {
     newest
 }
 
+/// The word for the state of an operation on one rank, as in the matrix's legend.
+pub(super) fn state_word(state: EntryState) -> &'static str {
+    match state {
+        EntryState::Scheduled => "queued",
+        state => state.name(),
+    }
+}
+
 /// The row of one operation; `took_ms` is how long it ran or took, `None` if that is unknown or it has not ended.
-fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<f64>) -> Row {
-    let tone = match entry.state {
+fn operation(
+    model: &ViewModel<'_>,
+    view: &RankView,
+    (dump, entry): (&Dump, &Entry),
+    took_ms: Option<f64>,
+) -> Row {
+    let recorded = status_entry(dump, entry).state;
+    // Nothing is pending in a process that is gone.
+    let cut_off = view.liveness == Liveness::Dead && end_of(dump, entry).is_none();
+    let tone = match recorded {
         EntryState::Completed => Tone::Plain,
         EntryState::Failed => Tone::Bad,
+        EntryState::Started | EntryState::Scheduled if cut_off => Tone::Late,
         EntryState::Started | EntryState::Scheduled => Tone::Waiting,
     };
     let group = group_of(dump, entry);
@@ -242,15 +288,18 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
     } else {
         entry.collective_seq_id
     };
+    let so_far_ms = (group
+        .as_ref()
+        .filter(|_| !cut_off && end_of(dump, entry).is_none()))
+    .and_then(|group| overdue_age(model, group, entry));
     let call_site = own_frame(dump, entry).map_or_else(String::new, |frame| {
         format!("{}:{} {}", frame.filename, frame.line, frame.name)
     });
     let state = match entry.graph_id {
         // The operation runs whenever the graph is launched; launches are not recorded, so its state is unknown.
-        Some(graph) => Cell::text(format!("in graph {graph}")),
-        // The word of the matrix's legend.
-        None if entry.state == EntryState::Scheduled => Cell::text("queued"),
-        None => Cell::text(entry.state.name()),
+        Some(graph) => format!("in graph {graph}"),
+        None if cut_off => "never ended".to_owned(),
+        None => state_word(recorded).to_owned(),
     };
     Row {
         mark: Mark::NONE,
@@ -266,10 +315,14 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
             ),
             Cell::number(seq.to_string(), seq as f64),
             Cell::text(op_name(dump, entry)),
-            state,
+            Cell::text(state),
             Cell::number(
-                took_ms.map_or_else(String::new, duration_ms),
-                took_ms.unwrap_or(f64::NAN),
+                match (took_ms, so_far_ms) {
+                    (Some(ms), _) => duration_ms(ms),
+                    (None, Some(ms)) => format!("{} so far", duration_ms(ms)),
+                    (None, None) => String::new(),
+                },
+                took_ms.or(so_far_ms).unwrap_or(f64::NAN),
             ),
             Cell::text(call_site),
         ],

@@ -1,6 +1,7 @@
 //! The ranks: a heat map of hosts × local ranks, and tables of some ranks.
 
 use super::ViewModel;
+use crate::keys::Action;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Dot, Grid, Line, Page, Pane, plain, styled};
@@ -101,7 +102,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     };
     let mut head: Vec<Line> = vec![vec![
         styled(model.metric.name(), Tone::Title),
-        plain("  ([c] next metric)"),
+        plain(model.hint("  ", &[Action::Metric], "next metric")),
     ]];
     head.extend(pattern(model, &ages).map(|text| vec![plain("pattern: "), plain(text)]));
     Page {

@@ -1,9 +1,11 @@
 //! The sources and their status.
 
-use super::ViewModel;
+use super::{ViewModel, cut_cell};
+use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest};
 use crate::page::theme::Tone;
-use crate::page::{Page, plain};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
+use rcomm_analyzer::Snapshot;
 use rcomm_analyzer::format::count;
 use rcomm_recorder::model::text::age;
 
@@ -23,6 +25,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 )
             }
             None if source.silence.is_none() => (Tone::Dim, ' ', "no answer yet".into()),
+            None if model.is_replay => (Tone::Plain, ' ', "was read".into()),
             None => (Tone::Plain, ' ', "answers".into()),
         };
         Row {
@@ -58,4 +61,39 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         empty: "no source".into(),
     };
     Page::of(head, "sources", table)
+}
+
+/// The texts of the source in a row that the table cuts; `None` if it cuts none.
+pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
+    let columns = 0..page.table(0)?.columns.len();
+    let cut = columns.filter_map(|column| cut_cell(model, page, row, column));
+    let width = usize::from(model.size.0);
+    let lines: Vec<Line> = cut
+        .flat_map(|text| wrap(&vec![plain(text)], width, usize::MAX))
+        .collect();
+    (!lines.is_empty()).then(|| Pane {
+        title: "selected source".into(),
+        body: Body::Text(lines),
+    })
+}
+
+/// The page while no rank is known: the status of each source, and the problems of the input.
+pub(in crate::state) fn no_ranks_page(snapshot: &Snapshot) -> Page {
+    let mut head: Vec<Line> = vec![vec![styled(" NO JOB ", Tone::Silent)]];
+    for source in &snapshot.sources {
+        let status = source
+            .error
+            .as_deref()
+            .unwrap_or("answers, but reports no ranks");
+        head.push(vec![styled(source.name.clone(), Tone::Title)]);
+        head.push(vec![plain(format!("  {status}"))]);
+    }
+    for problem in &snapshot.report.problems {
+        let text = format!("  {} {}: {}", problem.code, problem.path, problem.sentence);
+        head.push(vec![styled(text, Tone::Late)]);
+    }
+    Page {
+        head,
+        ..Page::default()
+    }
 }

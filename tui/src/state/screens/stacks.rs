@@ -2,11 +2,14 @@
 //! newest recorded call of each rank.
 
 use super::ViewModel;
+use crate::keys::Action;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Page, Pane, styled};
+use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::rank_set;
+use rcomm_analyzer::format::{count, rank_set};
+use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{RankState, StackNode};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
@@ -29,12 +32,18 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         let (answered, refused) = (taken.taken.len(), taken.refused.len());
         let time = time_of_day(at.wall_ns);
         let text = format!(
-            "taken live at {time} UTC: {} of {answered} of {} ranks; [t] takes them again",
+            "taken live at {time} UTC: {} of {answered} of {}{}",
             taken.what,
-            answered + refused
+            count((answered + refused) as u64, "rank"),
+            model.hint("; ", &[Action::Stacks], "takes them again")
         );
         head.push(vec![styled(text, Tone::Dim)]);
         if let Some((rank, reason)) = taken.refused.first() {
+            let view = model.snapshot.rank(*rank);
+            let reason = match view.is_some_and(|view| view.liveness == Liveness::Dead) {
+                true => "its process is gone",
+                false => reason.as_str(),
+            };
             let text = format!("rank {rank}: no stack: {reason}");
             head.push(vec![styled(text, Tone::Late)]);
         }
@@ -77,7 +86,11 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
         todo.extend(node.children.iter().rev().map(|child| (depth + 1, child)));
     }
     Table {
-        columns: vec![number("count", 0), text("ranks", 1), rest("frame", 0)],
+        columns: vec![
+            number("count", 0),
+            text("ranks", 1),
+            rest("frame or thread", 0),
+        ],
         rows,
         headings: Headings::Shown,
         empty: empty.into(),
@@ -85,21 +98,20 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
 }
 
 fn row(model: &ViewModel<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
-    // Only frames whose ranks are all root causes are marked: a frame that other ranks share does not point to the
-    // cause.
-    let root = ranks
-        .iter()
-        .all(|&rank| model.index.rank(rank) == RankState::Root);
+    // Only frames whose ranks are all root causes, or all late, are marked: a frame that other ranks share does not point
+    // to the cause.
+    let all_are = |state| ranks.iter().all(|&rank| model.index.rank(rank) == state);
+    let root = all_are(RankState::Root);
     let indent = "  ".repeat(depth.min(30));
     let frame = match node.filename.as_str() {
         "" => format!("{indent}{}", node.name),
         file => format!("{indent}{file}:{} {}", node.line, node.name),
     };
     Row {
-        mark: if root {
-            Mark::new('!', Tone::Bad)
-        } else {
-            Mark::NONE
+        mark: match root {
+            true => Mark::new('!', Tone::Bad),
+            false if all_are(RankState::Late) => RankState::Late.mark(),
+            false => Mark::NONE,
         },
         cells: vec![
             Cell::number(ranks.len().to_string(), ranks.len() as f64),

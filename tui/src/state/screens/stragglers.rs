@@ -54,7 +54,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     rows.sort_by(|a, b| b.cells[5].value.total_cmp(&a.cells[5].value));
     let total = report.straggler_share();
     let mut head = vec![vec![plain(
-        "lag: how long after the first member a rank arrives; share: of the job's time",
+        "lag: behind the first member, with waits elsewhere; share: of the job's time",
     )]];
     if total > 0.0 {
         let text = format!(

@@ -3,23 +3,31 @@
 
 use super::ViewModel;
 use super::rank::{group_of, op_name};
+use crate::keys::Action;
 use crate::page::theme::Tone;
-use crate::page::{Body, INSIDE, Lane, Line, PENDING, Page, Pane, Span, Timeline, plain, styled};
+use crate::page::{
+    Body, FAILED, INSIDE, Lane, Line, PENDING, Page, Pane, Span, Timeline, plain, styled,
+};
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::{count, group_label};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{GroupRef, RankState, RankView, SeqKind, Snapshot};
+use rcomm_analyzer::{GroupRef, RankState, RankView, SeqKind, Snapshot, ended_ns, status_entry};
 use rcomm_recorder::model::text::{bytes, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
+
+/// The least and the largest width of a range: 1 ms and 1 h.
+const MIN_WIDTH_NS: i64 = 1_000_000;
+const MAX_WIDTH_NS: i64 = 3_600_000_000_000;
 
 /// The time range on display.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// Width in ns.
     pub width_ns: i64,
-    /// How far the range is moved back in time, in ns; at 0, the last recorded event is at four fifths of the width.
+    /// How far the range is moved back in time, in ns; at 0, the last recorded event of the shown ranks is at four fifths
+    /// of the width.
     pub back_ns: i64,
     /// The time under the cursor, wall clock, ns since the epoch; `None` before the user has moved it.
     pub cursor_ns: Option<i64>,
@@ -36,12 +44,28 @@ impl Default for Scale {
 }
 
 impl Scale {
-    /// Multiplies the width by `factor`, within 1 ms and 1 h. `to_ns` is the end of the range, if it is known: the time
-    /// under the cursor then stays in its place.
+    /// The range of all operations in these records, if it is shorter than the default one.
+    pub fn of_whole(snapshot: &Snapshot) -> Self {
+        let usual = Self::default();
+        let entries = snapshot.dumps().flat_map(|(_, dump)| &dump.entries);
+        let issued = entries.map(|entry| entry.time_created_ns);
+        let first = issued.filter(|&ns| ns > 0).min();
+        let last = snapshot.ranks.iter().filter_map(last_event).max();
+        let span_ns = last.zip(first).map(|(last, first)| last - first);
+        // A fifth of the range is behind the last event.
+        let width_ns = span_ns.map_or(usual.width_ns, |ns| ns.saturating_mul(5) / 4);
+        Self {
+            width_ns: width_ns.clamp(MIN_WIDTH_NS, usual.width_ns),
+            ..usual
+        }
+    }
+
+    /// Multiplies the width by `factor`, to between 1 ms and 1 h. `to_ns` is the end of the range, if it is known: the
+    /// time under the cursor then stays in its place, unless the range would end later than where `back_ns` is 0.
     pub fn zoom(&mut self, factor: f64, to_ns: Option<i64>) {
         let before = self.width_ns;
         let width = (before as f64 * factor) as i64;
-        self.width_ns = width.clamp(1_000_000, 3_600_000_000_000);
+        self.width_ns = width.clamp(MIN_WIDTH_NS, MAX_WIDTH_NS);
         if let (Some(cursor_ns), Some(to_ns)) = (self.cursor_ns, to_ns) {
             let newest_ns = to_ns + self.back_ns - before / 5;
             let share = (to_ns - cursor_ns) as f64 / before as f64;
@@ -82,9 +106,29 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         legend.push(plain("and others  "));
     }
     legend.push(plain(PENDING.to_string()));
-    legend.push(plain(
-        " pending  [(] [)] operation [h] [l] time [+] [_] zoom",
-    ));
+    legend.push(plain(" pending"));
+    let body = lanes(model, &shown, &kinds, MAX_LANES);
+    if let Body::Timeline(timeline) = &body
+        && timeline
+            .lanes
+            .iter()
+            .any(|lane| lane.spans.iter().any(|span| span.failed))
+    {
+        legend.push(plain("  "));
+        legend.push(styled(FAILED.to_string(), Tone::Late));
+        legend.push(plain(" failed"));
+    }
+    let keys = [
+        (
+            Action::PreviousOperation,
+            Action::NextOperation,
+            "operation",
+        ),
+        (Action::Left, Action::Right, "time"),
+        (Action::ZoomIn, Action::ZoomOut, "zoom"),
+    ];
+    let keys = keys.map(|(back, on, does)| model.hint(" ", &[back, on], does));
+    legend.push(plain(format!(" {}", keys.concat())));
     let mut head = vec![legend];
     let selected = shown.get(model.row).or(shown.first());
     head.extend(selected.map(|&at| readout(model, &ranks[at])));
@@ -99,13 +143,13 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         head,
         panes: vec![Pane {
             title: "timeline".into(),
-            body: lanes(model, &shown, &kinds, MAX_LANES),
+            body,
         }],
         ..Page::default()
     }
 }
 
-/// The timeline of the first `most` ranks, for the first screen.
+/// The timeline of the first `most` ranks, for a pane of another screen.
 pub(super) fn of_first(model: &ViewModel<'_>, most: usize) -> Body {
     lanes(model, &shown(model), &kinds(model), most)
 }
@@ -162,11 +206,13 @@ fn lanes(model: &ViewModel<'_>, shown: &[usize], kinds: &[String], most: usize) 
     })
 }
 
+/// The time of the last event in the records of a rank: an operation may end after later ones.
 fn last_event(view: &RankView) -> Option<i64> {
-    let entries = view.dumps.iter().filter_map(|dump| dump.entries.last());
-    entries
-        .map(|e| e.time_discovered_completed_ns.max(e.time_created_ns))
-        .max()
+    let times = view.dumps.iter().flat_map(|dump| {
+        let entries = dump.entries.iter();
+        entries.map(move |entry| ended_ns(dump, entry).max(entry.time_created_ns))
+    });
+    times.max()
 }
 
 /// Tones of the kinds of groups; further kinds have the last tone.
@@ -220,14 +266,17 @@ pub(in crate::state) fn neighbor(
     }
 }
 
-/// Describes what the rank did at the time of the cursor; without a cursor, describes its newest operation.
+/// Describes the operation that the rank issued last up to the cursor; without a cursor, the newest one.
 fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     let operations = operations(view);
     let at_ns = model.scale.cursor_ns.unwrap_or(i64::MAX);
     let until = operations.partition_point(|(_, entry)| entry.time_created_ns <= at_ns);
     let mut line = vec![styled(format!("rank {}: ", view.rank), Tone::Title)];
     let Some((dump, entry)) = until.checked_sub(1).map(|at| operations[at]) else {
-        line.push(plain("no operation is recorded at this time"));
+        line.push(plain(match model.scale.cursor_ns {
+            Some(_) => "no operation is recorded up to the cursor",
+            None => "no operation is recorded",
+        }));
         return line;
     };
     let group = group_of(dump, entry);
@@ -240,9 +289,10 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     if size > 0 {
         text.push_str(&format!(", {}", bytes(size)));
     }
-    let (fate, tone) = match (entry.state, end_of(entry)) {
+    let status = status_entry(dump, entry);
+    let (fate, tone) = match (status.state, end_of(dump, entry)) {
         (EntryState::Failed, _) => ("failed".to_owned(), Tone::Bad),
-        (_, Some(_)) if entry.time_discovered_completed_ns == 0 => (
+        (_, Some(_)) if ended_ns(dump, entry) == 0 => (
             "ended at a time that is not recorded".to_owned(),
             Tone::Plain,
         ),
@@ -255,10 +305,9 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
             ("not ended: its process is gone".to_owned(), Tone::Bad)
         }
         (_, None) => {
-            let ms = model
-                .as_of_ns
-                .map(|now| (now - entry.time_created_ns) as f64 / 1e6);
-            let age = model.age_if(group.is_some_and(|it| is_overdue(model, &it, entry)), ms);
+            let now_ms = |now: i64| (now - entry.time_created_ns) as f64 / 1e6;
+            let age = group.and_then(|group| overdue_age(model, &group, entry));
+            let age = age.or_else(|| model.as_of_ns.map(now_ms));
             let age = age.map(|ms| format!("pending for {}", duration_ms(ms)));
             (age.unwrap_or_else(|| "pending".to_owned()), Tone::Waiting)
         }
@@ -276,6 +325,13 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     }
     line.push(plain(rest));
     line
+}
+
+/// The age of a pending operation of this group as of now, ms; `None` if it is not overdue, or the age is unknown.
+pub(super) fn overdue_age(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry) -> Option<f64> {
+    let ms = |now: i64| (now - entry.time_created_ns) as f64 / 1e6;
+    let is_overdue = is_overdue(model, group, entry);
+    model.age(model.as_of_ns.map(ms)).filter(|_| is_overdue)
 }
 
 /// Whether an operation of this group is pending, and overdue.
@@ -301,17 +357,14 @@ fn seq_of(entry: &Entry) -> u64 {
 
 /// When the end of an operation was noticed, ns since the epoch: the time of its issue if the record has none for the
 /// end. `None` while it is pending.
-pub(super) fn end_of(entry: &Entry) -> Option<i64> {
-    let pending = entry.state < EntryState::Completed && !entry.retired;
-    (!pending).then(|| {
-        entry
-            .time_discovered_completed_ns
-            .max(entry.time_created_ns)
-    })
+pub(super) fn end_of(dump: &Dump, entry: &Entry) -> Option<i64> {
+    let status = status_entry(dump, entry);
+    let pending = status.state < EntryState::Completed && !status.retired;
+    (!pending).then(|| ended_ns(dump, entry).max(entry.time_created_ns))
 }
 
-/// When a record ends that is not continued, ns since the epoch: a dump, or the record of a process that is gone. `None`
-/// if the process lives or may live, or the record has no time.
+/// When the record was taken, ns since the epoch, if it is not continued: in a replay, or if its process is gone. `None`
+/// if it may be continued, or does not note when it was taken.
 fn end_of_record(model: &ViewModel<'_>, view: &RankView, dump: &Dump) -> Option<i64> {
     let is_over = model.is_replay || view.liveness == Liveness::Dead;
     Some(dump.identity.dump_time_ns).filter(|&taken_ns| is_over && taken_ns > 0)
@@ -326,7 +379,7 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
     let spans = operations
         .filter(|(_, entry)| entry.time_created_ns < to_ns)
         .filter_map(|(dump, entry)| {
-            let end = end_of(entry);
+            let end = end_of(dump, entry);
             let pending = end.is_none();
             let end = end.or_else(|| end_of_record(model, view, dump));
             let visible = end.is_none_or(|end| end >= from_ns);
@@ -334,13 +387,18 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
                 let group = group_of(dump, entry);
                 let label = group.as_ref().map_or_else(String::new, group_label);
                 let kind = kinds.iter().position(|known| known == kind(&label));
+                // A bar that reaches to the edge does not show for how long the rank waits.
+                let age_ms = (group.as_ref().filter(|_| end.is_none()))
+                    .and_then(|group| overdue_age(model, group, entry));
                 let label = group.map_or(label, |group| model.labels([&group]));
                 Span {
                     from_ns: entry.time_created_ns,
                     to_ns: end,
                     pending,
+                    failed: status_entry(dump, entry).state == EntryState::Failed,
                     op: op_name(dump, entry).to_owned(),
                     call: format!("#{} {label}", seq_of(entry)),
+                    age: age_ms.map(duration_ms),
                     tone: TONES[kind.unwrap_or(0).min(TONES.len() - 1)],
                 }
             })

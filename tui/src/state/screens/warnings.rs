@@ -1,10 +1,11 @@
 //! The screen `warnings`: the report's findings and the problems of its input, with their codes and sentences.
 
 use super::{Fold, ViewModel, finding};
+use crate::keys::Action;
 use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
-use crate::page::{Body, Page, Pane, plain, styled};
+use crate::page::{Body, Page, Pane, plain};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::count;
 use rcomm_analyzer::{Code, Finding, Problem, Severity};
@@ -36,8 +37,9 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                     Cell::text(""),
                     Cell::number("0", 0.0),
                     Cell::text(format!(
-                        "looked for and not found: {}; [o] lists them",
-                        count(folded.len() as u64, "kind")
+                        "looked for and not found: {}{}",
+                        count(folded.len() as u64, "kind"),
+                        model.hint("; ", &[Action::Fold], "lists them")
                     )),
                 ],
                 tone: Tone::Dim,
@@ -69,17 +71,26 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
     let selected = findings.find(|finding| finding.id == id)?;
     let mut lines = vec![vec![plain(model.sentence(selected))]];
     lines.extend(finding::doubts(selected));
-    if !selected.next.is_empty() {
-        lines.push(vec![
-            styled("next: ", Tone::Accent),
-            plain(selected.next.clone()),
-        ]);
-    }
+    lines.extend(finding::next(selected));
     let lines = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
     Some(Pane {
-        title: format!("{}: [enter] evidence, [!] explanation", selected.code),
+        title: format!("{}{}", selected.code, ways_to_more(model, ": ")),
         body: Body::Text(lines.collect()),
     })
+}
+
+/// The keys for the evidence and the explanation of the selected finding, after a separator.
+pub(super) fn ways_to_more(model: &ViewModel<'_>, separator: &str) -> String {
+    let ways = [
+        (Action::Enter, "evidence"),
+        (Action::Explain, "explanation"),
+    ];
+    let ways = ways.map(|(action, shows)| model.keymap.hint(&[action], shows));
+    let ways: Vec<String> = ways.into_iter().flatten().collect();
+    match ways.is_empty() {
+        true => String::new(),
+        false => format!("{separator}{}", ways.join(", ")),
+    }
 }
 
 /// Counts the findings by severity, without muted codes, and the muted codes: `2 errors, 1 warning`. Problems of the
@@ -224,7 +235,10 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
             },
             Cell::text(format!("{under}{}{muted}", model.sentence(finding))),
         ],
-        tone: if finding.caused_by.is_some() || !muted.is_empty() {
+        tone: if finding.caused_by.is_some()
+            || !muted.is_empty()
+            || finding.severity == Severity::Note
+        {
             Tone::Dim
         } else {
             Tone::Plain

@@ -1,9 +1,10 @@
 //! Why: the causal chain of a rank, a group, a finding, or of the whole hang.
 
-use super::{ViewModel, group_target, name_ranks, overview};
+use super::{ViewModel, cut_cell, group_target, name_ranks, overview};
+use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, rest, text};
 use crate::page::theme::Tone;
-use crate::page::{Line, Page, plain, styled};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::causes::{self, Link};
 use rcomm_analyzer::format::{count, rank_set};
@@ -13,8 +14,8 @@ use rcomm_recorder::publish::Dump;
 
 pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     let report = &model.snapshot.report;
-    // For a waiting rank, the path to its cause comes first. The root causes and the ranks that wait because of them
-    // follow.
+    // For a waiting rank, the path to its cause comes first. The root causes and the ranks that wait or failed because
+    // of them follow.
     let from = match target {
         Some(Target::Rank(rank)) => report
             .waits
@@ -42,7 +43,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
         ))]);
         rows.extend(path(model, rank));
     }
-    let chain = causes::chain(report, &roots);
+    let chain = causes::consequences(report, &roots);
     if !roots.is_empty() {
         let (word, mark) = cause(model, roots[0]);
         head.push(vec![
@@ -56,15 +57,34 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
         requested_finding(model, target).or(model.index.head.map(|at| &report.findings[at]));
     if let Some(finding) = finding.filter(|_| from.is_none()) {
         head.push(vec![plain(model.sentence(finding))]);
+        head.extend(super::finding::next(finding));
     }
     rows.extend(tree(model, &roots, &chain));
     Page::of(head, "why", table(rows))
 }
 
-/// The roots of the whole hang, and the ranks that wait because of them.
+/// The headings of the columns.
+const WHO: &str = "who";
+const DOES_WHAT: &str = "does what";
+
+/// The whole text of a row, if the table cuts it.
+pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
+    let table = page.table(0)?;
+    let at = |name| table.columns.iter().position(|column| column.name == name);
+    let text = cut_cell(model, page, row, at(DOES_WHAT)?)?;
+    let row = &table.rows[row.min(table.rows.len() - 1)];
+    let who = at(WHO).map_or("selected", |at| row.cells[at].text.as_str());
+    let line = vec![plain(text)];
+    Some(Pane {
+        title: who.to_owned(),
+        body: Body::Text(wrap(&line, usize::from(model.size.0), usize::MAX)),
+    })
+}
+
+/// The roots of the whole hang, and the ranks that wait or failed because of them.
 pub(super) fn table_of_hang(model: &ViewModel<'_>) -> Table {
     let roots = model.index.roots();
-    let chain = causes::chain(&model.snapshot.report, roots);
+    let chain = causes::consequences(&model.snapshot.report, roots);
     Table {
         headings: Headings::Hidden,
         ..table(tree(model, roots, &chain).collect())
@@ -74,7 +94,7 @@ pub(super) fn table_of_hang(model: &ViewModel<'_>) -> Table {
 /// Maximum number of root causes that have a row of their own.
 const MAX_ROOT_ROWS: usize = 8;
 
-/// Rows for the root causes, then for the ranks that wait because of them.
+/// Rows for the root causes, then for the ranks that wait or failed because of them.
 fn tree<'a>(
     model: &'a ViewModel<'_>,
     roots: &'a [Rank],
@@ -93,7 +113,7 @@ fn tree<'a>(
 
 fn table(rows: Vec<Row>) -> Table {
     Table {
-        columns: vec![text("", 0), text("who", 0), rest("does what", 0)],
+        columns: vec![text("", 0), text(WHO, 0), rest(DOES_WHAT, 0)],
         rows,
         headings: Headings::Shown,
         empty: "no rank has waited for too long".into(),
@@ -205,16 +225,25 @@ fn further_roots(ranks: &[Rank]) -> Row {
     )
 }
 
-/// The row of a root cause: the rank, its last recorded call with the place in the program, and its phase.
+/// The row of a root cause: the rank, what it waits in or its last recorded call, with the place in the program, and its
+/// phase.
 fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     let on_rank = model.index.report(model.snapshot, rank);
     let newest = model.snapshot.rank(rank).and_then(super::rank::newest);
     let call = newest.and_then(|(dump, entry)| call(model, dump, entry));
     let call = call.or_else(|| on_rank.and_then(|on_rank| on_rank.last_call.clone()));
-    let mut what = call.map_or_else(
-        || "recorded no call".into(),
-        |call| format!("last recorded call: {call}"),
-    );
+    let mut waits = model.snapshot.report.waits.iter();
+    let wait = waits.find(|wait| wait.rank == rank && !wait.on.is_empty());
+    let mut what = match (wait, call) {
+        // In a cycle, ranks at fault wait as well.
+        (Some(wait), _) => {
+            let call = overview::call(model, &wait.op, wait.seq, &wait.group);
+            let verb = verb(model, &[rank]);
+            format!("{verb} in {call} for {}", name_ranks(&wait.on, 4))
+        }
+        (None, Some(call)) => format!("last recorded call: {call}"),
+        (None, None) => "recorded no call".into(),
+    };
     if let Some(frame) = newest.and_then(|(dump, entry)| place(model, rank, dump, entry)) {
         // The row is short, and the rank's own screen has the whole path.
         let file = frame.filename.rsplit('/').next().unwrap_or_default();

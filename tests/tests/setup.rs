@@ -331,7 +331,7 @@ fn a_wrong_secret_is_named_by_the_ranks_that_wait_too() {
     let error = first.join().unwrap().to_string();
     assert!(error.contains("missing rank 1"), "{error}");
     assert!(
-        error.contains("refused 1 connections that did not prove"),
+        error.contains("refused 1 connection that did not prove"),
         "{error}"
     );
 }

@@ -347,8 +347,12 @@ fn refusals(noted: &str) -> String {
     let (times, last) = noted.split_once(' ').unwrap_or((noted, "an unknown host"));
     let times: String = times.chars().filter(char::is_ascii_digit).collect();
     let last: String = last.chars().filter(|c| !c.is_control()).take(64).collect();
+    let (plural, from) = match times.as_str() {
+        "1" => ("", "from"),
+        _ => ("s", "the last from"),
+    };
     format!(
-        ". The store refused {times} connections that did not prove the job's secret, the last from {last}: is \
+        ". The store refused {times} connection{plural} that did not prove the job's secret, {from} {last}: is \
          RCOMM_JOB_SECRET the same on all ranks?"
     )
 }

@@ -65,8 +65,9 @@ impl<B> World<B> {
             Met::Late { error, arrived } => {
                 let arrived = parse(&arrived).concat();
                 let count = arrived.len();
+                let have = if count == 1 { "has" } else { "have" };
                 let mut message =
-                    format!("of {size} ranks that are to be merged, {count} have arrived");
+                    format!("of {size} ranks that are to be merged, {count} {have} arrived");
                 if count > 0 {
                     message += &format!(": {}", text::ranks(&arrived, 64));
                 }

@@ -176,8 +176,9 @@ impl Part {
 /// How many of the ranks that are to be merged have arrived, and which groups.
 fn arrived_text(arrived: &[Part], purpose: &str, size: u32) -> String {
     let count: usize = arrived.iter().map(|part| part.ranks.len()).sum();
+    let have = if count == 1 { "has" } else { "have" };
     let text =
-        format!("of {size} ranks that are to be merged for {purpose:?}, {count} have arrived");
+        format!("of {size} ranks that are to be merged for {purpose:?}, {count} {have} arrived");
     if arrived.is_empty() {
         return text;
     }
@@ -329,7 +330,7 @@ mod tests {
         );
         assert_eq!(
             arrived_text(&[part("a", &[3], None)], "both", 2),
-            "of 2 ranks that are to be merged for \"both\", 1 have arrived: rank 3 of job \"a\""
+            "of 2 ranks that are to be merged for \"both\", 1 has arrived: rank 3 of job \"a\""
         );
     }
 

@@ -2,6 +2,7 @@
 
 use crate::Fault;
 use anyhow::{Context, Result, bail};
+use rcomm_recorder::model::text::duration;
 use rcomm_recorder::publish::{Dump, RingReader, remove_stale_rings, write_dump_file};
 use rcomm_recorder::record::default_directory;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -54,11 +55,13 @@ impl Job {
             Fault::Hold => {
                 format!("== {RANKS} ranks of job {name}; rank {CULPRIT} hangs in step 5")
             }
-            Fault::Hang => {
-                format!("== {RANKS} ranks, time-out {TIMEOUT:?}; rank {CULPRIT} hangs in step 5\n")
-            }
+            Fault::Hang => format!(
+                "== {RANKS} ranks, time-out {}; rank {CULPRIT} hangs in step 5\n",
+                duration(TIMEOUT)
+            ),
             Fault::Kill => format!(
-                "== {RANKS} ranks, time-out {TIMEOUT:?}; rank {CULPRIT} is killed in step 5\n"
+                "== {RANKS} ranks, time-out {}; rank {CULPRIT} is killed in step 5\n",
+                duration(TIMEOUT)
             ),
         });
         let mut job = Self {
@@ -134,7 +137,11 @@ impl Job {
         for rank in self.ranks.iter_mut().filter(|rank| rank.number != CULPRIT) {
             while rank.process.try_wait()?.is_none() {
                 if Instant::now() > deadline {
-                    bail!("rank {} has not exited after {EXIT_TIMEOUT:?}", rank.number);
+                    bail!(
+                        "rank {} has not exited after {}",
+                        rank.number,
+                        duration(EXIT_TIMEOUT)
+                    );
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }

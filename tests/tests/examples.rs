@@ -219,4 +219,6 @@ fn the_readme_shows_the_report_of_the_first_example() {
         .split_once("\n\n")
         .expect("an empty line ends the findings");
     assert_eq!(tokens(shown)[1..], tokens(report), "{printed}");
+    let head = "== 4 ranks, time-out 3.0 s; rank 2 hangs in step 5";
+    assert_eq!(printed.lines().next(), Some(head));
 }

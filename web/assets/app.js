@@ -4,7 +4,7 @@ import { address, age, ask, byId, clock } from "./format.js";
 import { drawGraph } from "./graph.js";
 import { prepareHistory, remember, repaintHistory, showing, step } from "./history.js";
 import { listJobs, showOwn } from "./jobs.js";
-import { drawMatrix } from "./matrix.js";
+import { drawMatrix, prepareMatrix } from "./matrix.js";
 import { chooseMetric, describe, drawRanks, walk } from "./ranks.js";
 import { refreshReducers } from "./reducers.js";
 import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers, namer } from "./tables.js";
@@ -64,11 +64,21 @@ function unlessHeld(id, drawPart) {
 /** Whether the next drawing includes the section under the pointer. */
 let forced = false;
 
+/** How large the job is and how far, as in the title of rcomm-top: `64 ranks / 8 hosts  step 213`.
+ * @param {object} report @param {object} status */
+function sizeOf({ ranks }, { ranks: known }) {
+  const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+  const hosts = new Set(ranks.map(({ host }) => host).filter(Boolean)).size;
+  const step = ranks.reduce((most, rank) => Math.max(most, rank.step ?? -1), -1);
+  return [count(known, "rank") + (hosts > 0 ? ` / ${count(hosts, "host")}` : ""), ...(step >= 0 ? [`step ${step}`] : [])].join("  ");
+}
+
 /** @param {Picture} picture */
 function drawNow(picture) {
   const { status, report, focus } = picture;
   const began = performance.now();
   byId("job").textContent = upload ? "uploaded dumps" : status.job;
+  byId("size").textContent = sizeOf(report, status);
   unlessHeld("findings", () => drawFindings(picture, passes, copy));
   unlessHeld("flight", () => drawInFlight(report, passes, state.problemsOnly));
   unlessHeld("groups", () => drawGroups(report, passes, state.problemsOnly, openGroup));
@@ -293,6 +303,7 @@ const storedTheme = localStorage.getItem("rcomm-theme");
 if (storedTheme === "dark" || storedTheme === "light") document.documentElement.dataset.theme = storedTheme;
 prepareUpload();
 prepareTimeline();
+prepareMatrix();
 let typing;
 byId("filter").addEventListener("input", (event) => { clearTimeout(typing); typing = setTimeout(() => filter(event.target.value), 150); });
 byId("metric").addEventListener("change", (event) => { chooseMetric(event.target.value); draw(true); });

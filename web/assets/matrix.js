@@ -2,13 +2,30 @@
 
 import { byId, make, rankSet, sameGroup } from "./format.js";
 
+/** The glyphs are those of the reports and of rcomm-top. */
 const CELLS = {
-  completed: ["C", "completed"], started: ["S", "started"], queued: ["Q", "queued"], never_issued: ["–", "never issued"],
-  not_yet: ["–", "not yet issued"],
+  completed: ["C", "completed"], started: ["S", "started"], queued: ["Q", "queued"], never_issued: ["-", "never issued"],
+  not_yet: ["-", "not yet issued"],
   mismatch: ["X", "mismatch"], failed: ["F", "failed"], lost: ["*", "lost from the ring"], no_record: ["?", "no record"],
 };
 
 let drawn;
+
+/** Makes the pane as wide as whole columns: a number that is cut at its edge would be read as another one. */
+function fit() {
+  const pane = byId("matrix").querySelector(".scroll");
+  if (!pane) return;
+  pane.style.maxWidth = "";
+  const [ranks, ...columns] = [...pane.querySelector("thead tr").cells].map((cell) => cell.getBoundingClientRect().width);
+  let width = ranks;
+  for (const column of columns.reverse()) {
+    if (width > ranks && width + column > pane.clientWidth) { pane.style.maxWidth = `${width}px`; return; }
+    width += column;
+  }
+}
+
+/** Sets up the matrix; called once. */
+export const prepareMatrix = () => new ResizeObserver(fit).observe(byId("matrix"));
 
 /** Draws at most 64 rows of the matrix, unless it is the one on display.
  * @param {?object} focus @param {(group: object) => string} name @param {object} report of the same snapshot */
@@ -46,6 +63,7 @@ export function drawMatrix(focus, name, report) {
   byId("matrix").replaceChildren(
     pane,
     make("p", { class: "empty" }, `${legend}   ${later > 0 ? `${later} later not shown` : "newest on the right"}; point at a number for its operation`));
+  fit();
   const at = focus.seqs.indexOf(unfinished);
   if (at < 0) return;
   // The first column does not move: the oldest unfinished collective may be under it, or left of it.

@@ -111,11 +111,13 @@ export function drawGroups(report, passes, problemsOnly, open) {
 export function drawStragglers(report, passes) {
   const passesHere = (section, index) => passes(section, index) && report.ranks[index].lag_share != null;
   const { shown } = passing(report.ranks, "ranks", passesHere, (a, b) => b.lag_share - a.lag_share);
+  const late = new Set(report.findings.filter((finding) => finding.code === "W220").flatMap((finding) => finding.culprit_ranks));
   fillTable(byId("stragglers"),
-    ["rank", "host", "lag p50", "share of the job's time", "as a bar"],
-    shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), percent(r.lag_share),
-      make("meter", { min: 0, max: 1, low: 0.02, high: 0.05, optimum: 0, value: r.lag_share,
-        "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` })]),
+    ["rank", "host", "lag p50", "share of the job's time"],
+    shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), make("span", {}, make("span", { class: "share" }, percent(r.lag_share)),
+      // Only the share of a rank that a finding calls late has the color of trouble.
+      make("meter", { min: 0, max: 1, value: r.lag_share, ...(late.has(r.rank) ? { low: 0, high: 0, optimum: 0 } : {}),
+        "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` }))]),
     report.findings.some((finding) => finding.severity === "error") ? "Not judged: the job has an error."
       : "No share to show: too few collectives were measured on all their members, or the filter hides the ranks.");
 }

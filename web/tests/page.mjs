@@ -48,6 +48,7 @@ assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`))
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
 assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: waited for; last: /);
 assert.equal(await page.locator("#ranks .root").count(), 1);
+assert.match(await text("#size"), /^64 ranks \/ 8 hosts  step \d+$/);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
 assert.ok(await page.locator("#matrix .never_issued").count() >= 1);
 assert.ok(await page.locator("#flight tbody tr").count() >= 1);
@@ -239,6 +240,14 @@ const beside = await page.evaluate(async () => {
   return document.querySelector("#groups [data-age]").dataset.age;
 });
 assert.equal(beside, "");
+// The share of a rank has the color of trouble only if a finding calls the rank late.
+const accused = await page.evaluate(async () => {
+  const { drawStragglers } = await import("/assets/tables.js");
+  const ranks = [0, 1].map((rank) => ({ rank, host: "n0", lag_p50_ms: 1, lag_share: 0.2 }));
+  drawStragglers({ ranks, findings: [{ code: "W220", severity: "warning", culprit_ranks: [1] }] }, () => true);
+  return [...document.querySelectorAll("#stragglers meter")].map((meter) => meter.hasAttribute("optimum"));
+});
+assert.deepEqual(accused, [false, true]);
 // A rank that has not issued a collective yet is not accused before that is overdue; columns that are left out are counted.
 const classes = await page.evaluate(async () => {
   const { drawMatrix } = await import("/assets/matrix.js");
@@ -339,6 +348,20 @@ await phone.waitForFunction(() => document.body.dataset.number && document.query
 // uPlot once left labels cut that became longer while it looked for the width of their axis.
 assert.equal(await phone.locator("#history-plot .u-over").evaluate((it) => it.offsetLeft), 84);
 const onPhone = await phone.evaluate(() => window.shifted);
+// No number in the head of a matrix is cut by the edge of the pane or by the ranks.
+const cut = await phone.evaluate(async () => {
+  const { drawMatrix } = await import("/assets/matrix.js");
+  const group = { name: "tp", desc: "tp", ranks: [0, 1] };
+  const seqs = Array.from({ length: 24 }, (_, index) => 990 + index);
+  const focus = { group, seqs, ops: seqs.map(() => "all_reduce"), rows: [{ ranks: [0, 1], cells: seqs.map(() => "completed") }] };
+  drawMatrix(focus, () => "tp", { groups: [{ group, last_seq: 1013 }], in_flight: [] });
+  const pane = document.querySelector("#matrix .scroll").getBoundingClientRect();
+  const [ranks, ...heads] = [...document.querySelectorAll("#matrix thead th")].map((head) => head.getBoundingClientRect());
+  const hidden = heads.filter(({ right }) => right <= ranks.right + 1);
+  const whole = heads.filter(({ left, right }) => left >= ranks.right - 1 && right <= pane.right + 1);
+  return { all: hidden.length + whole.length === heads.length, some: hidden.length > 0 && whole.length > 4 };
+});
+assert.deepEqual(cut, { all: true, some: true });
 assert.ok(onPhone < 0.1, `the page moved by ${onPhone} on a phone`);
 printLine("phone: ok");
 

@@ -5,7 +5,7 @@ import { byId, draw, make, rankSet, ranksInWords, sameGroup } from "./format.js"
 import { namer } from "./tables.js";
 
 // Three columns fit beside another pane in a window of 1,440 pixels.
-const WIDTH = 196, HEIGHT = 52, GAP_X = 38, GAP_Y = 14, MAX_IN_COLUMN = 10;
+const WIDTH = 200, HEIGHT = 52, GAP_X = 38, GAP_Y = 14, MAX_IN_COLUMN = 10;
 
 /** Whether the newest operation of a rank failed, and none is pending. @param {object} rank its row in a report */
 const hasFailed = (rank) => rank.failure != null && rank.pending === 0;
@@ -51,7 +51,7 @@ export function boxes(report) {
   for (const [kind, ranks] of [["waits", others], ["root", causes]]) {
     if (ranks.length === 0) continue;
     ranks.sort((a, b) => a - b);
-    all.unshift({ ranks, on: new Set(), kind, title: "waited for", text: ranks.length === 1 ? `last: ${lastCall(ranks[0])}` : `${ranks.length} ranks` });
+    all.unshift({ ranks, on: new Set(), kind, title: "waited for", text: ranks.length === 1 ? `last: ${lastCall(ranks[0]).replace(" on group ", " on ")}` : `${ranks.length} ranks` });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
   const failed = new Set(report.ranks.filter(hasFailed).map((rank) => rank.rank));
@@ -98,7 +98,7 @@ export function edge(from, to, columns) {
   return `M${x1} ${y1} C${x1 + (columns < 0 ? -30 : 30)} ${y1} ${x2 + 30} ${y2} ${x2} ${y2}`;
 }
 
-const cut = (text, most = 32) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+const cut = (text, most = 33) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 /** Draws the graph of a report, or says that no rank is blocked. @param {object} report */
 export function drawGraph(report) {

@@ -48,13 +48,14 @@ export function boxes(report) {
   const named = [...roots].filter((rank) => blamed.has(rank));
   const causes = named.length > 0 ? named : [...roots];
   const others = [...roots].filter((rank) => !causes.includes(rank));
+  const failed = new Set(report.ranks.filter(hasFailed).map((rank) => rank.rank));
+  const title = named.length > 0 && waits.every((wait) => failed.has(wait.rank)) ? "at fault" : "waited for";
   for (const [kind, ranks] of [["waits", others], ["root", causes]]) {
     if (ranks.length === 0) continue;
     ranks.sort((a, b) => a - b);
-    all.unshift({ ranks, on: new Set(), kind, title: "waited for", text: ranks.length === 1 ? `last: ${lastCall(ranks[0]).replace(" on group ", " on ")}` : `${ranks.length} ranks` });
+    all.unshift({ ranks, on: new Set(), kind, title, text: ranks.length === 1 ? `last: ${lastCall(ranks[0]).replace(" on group ", " on ")}` : `${ranks.length} ranks` });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
-  const failed = new Set(report.ranks.filter(hasFailed).map((rank) => rank.rank));
   for (const box of all) {
     if (box.kind !== "waits" || !box.ranks.every((rank) => failed.has(rank))) continue;
     box.failed = true;

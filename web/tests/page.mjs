@@ -284,7 +284,7 @@ const fallen = await page.evaluate(async () => {
   const elsewhere = [{ ...failed, seq: 5, joined: [2] }, { ...failed, group: { ...group, name: "dp" }, joined: [3] }];
   return boxes({ groups: [{ group }], findings, ranks, waits: [], in_flight: [failed, ...elsewhere] }).map((box) => `${box.kind} ${box.ranks} ${box.failed ?? false}: ${box.title}`);
 });
-assert.deepEqual(fallen, ["root 1 false: waited for", "waits 0 true: all_reduce #6 failed"]);
+assert.deepEqual(fallen, ["root 1 false: at fault", "waits 0 true: all_reduce #6 failed"]);
 // A kind of operation keeps its color when others come and go, and an operation that failed has the color of failures.
 await page.locator("#timeline").scrollIntoViewIfNeeded();
 await page.mouse.move(0, 0);

@@ -144,6 +144,19 @@ function article(finding, isHeadline, name, look, copy) {
   return element;
 }
 
+/** Maximum number of notes that take the place of findings. */
+const MAX_NOTES = 2;
+
+/** What takes the place of findings if there are none: the first notes, and a link to the others. @param {object} report */
+function calm({ problems }) {
+  const link = make("a", { href: "#problems" }, `All ${problems.length} notes on the job and its records`);
+  return [
+    make("p", { class: "empty" }, "No findings to show.", ...(problems.length > MAX_NOTES ? [" ", link] : [])),
+    ...problems.slice(0, MAX_NOTES).map(({ code, sentence }) => make("article", { class: "note" },
+      make("p", { class: "code" }, `note ${code}`), make("p", {}, sentence))),
+  ];
+}
+
 /** Draws the findings that pass the filter, and the problems of the input.
  * @param {{report: object, status: object}} picture @param {(section: string, index: number) => boolean} passes
  * @param {(text: string) => void} copy puts a text on the clipboard */
@@ -165,10 +178,7 @@ export function drawFindings(picture, passes, copy) {
     }
     return element;
   });
-  const notes = report.problems.length;
-  const link = make("a", { href: "#problems" }, `${notes} ${notes === 1 ? "note" : "notes"} on the job and its records`);
-  const none = make("p", { class: "empty" }, "No findings to show.", ...(notes > 0 ? [" ", link] : []));
-  byId("findings").replaceChildren(...(articles.length > 0 ? articles : [none]));
+  byId("findings").replaceChildren(...(articles.length > 0 ? articles : calm(report)));
   const problems = report.problems.slice(0, 100).map((problem) => make("li", {}, `${problem.code} ${problem.path}: ${problem.sentence}`));
   byId("problems").replaceChildren(...(problems.length > 0
     ? [make("details", {}, make("summary", {}, `Notes on the job and its records (${report.problems.length})`), make("ul", {}, ...problems))]

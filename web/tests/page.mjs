@@ -240,6 +240,14 @@ const beside = await page.evaluate(async () => {
   return document.querySelector("#groups [data-age]").dataset.age;
 });
 assert.equal(beside, "");
+// Without a finding, the first notes are in its place.
+const notes = await page.evaluate(async () => {
+  const { drawFindings } = await import("/assets/verdict.js");
+  const problems = [1, 2, 3].map((number) => ({ code: "N306", path: "", sentence: `note ${number}` }));
+  drawFindings({ report: { findings: [], problems, groups: [] }, status: {} }, () => true, () => {});
+  return [...document.querySelectorAll("#findings :is(a, article p:last-child)")].map((it) => it.textContent);
+});
+assert.deepEqual(notes, ["All 3 notes on the job and its records", "note 1", "note 2"]);
 // The share of a rank has the color of trouble only if a finding calls the rank late.
 const accused = await page.evaluate(async () => {
   const { drawStragglers } = await import("/assets/tables.js");

@@ -21,7 +21,7 @@ export function overText({ attempt = 0, later_attempt: later }) {
 export function sentenceAfter(picture, laterMs) {
   const { sentence } = picture.status, then = headline(picture)?.age_ms;
   if (then == null || picture.report.end) return sentence;
-  // Of the same digits within another number or word, none is the age.
+  // The same digits within another number or word are not the age.
   const place = new RegExp(`(?<![\\p{L}\\p{N}.])${timeInSentence(then).replaceAll(".", "\\.")}(?![\\p{L}\\p{N}])`, "u");
   return sentence.replace(place, timeInSentence(then + laterMs));
 }
@@ -61,8 +61,8 @@ export function since(picture, laterMs) {
 /** What is left of the records of a job that is over. @param {{report: object, status: object}} picture */
 export const remains = ({ report, status }) => (report.end && status.sources.find((source) => source.remains)?.remains) || "";
 
-/** What comes before the command that looks further at a rank. @param {{rank: number, host: string}} look */
-const lookWords = ({ rank, host }) => `Look at rank ${rank}${host ? `, on ${host}` : ""}`;
+/** For which rank a command is, and for which host. @param {{rank: number, host: string}} look */
+const atRank = ({ rank, host }) => `at rank ${rank}${host ? `, on ${host}` : ""}`;
 
 /** The verdict as text for the clipboard. @param {{report: object, status: object}} picture @param {string} job */
 export function asText(picture, job) {
@@ -73,7 +73,7 @@ export function asText(picture, job) {
   if (began) lines.push(began);
   if (first) lines.push(...doubts(first).map((doubt) => doubt[0].toLowerCase() + doubt.slice(1)));
   if (first?.next) lines.push(`next: ${first.next}`);
-  if (status.look) lines.push(`${lookWords(status.look).toLowerCase()}: ${status.look.command}`);
+  if (status.look) lines.push(`look ${atRank(status.look)}: ${status.look.command}`);
   const left = remains(picture);
   if (left) lines.push(`records: ${left}`);
   if (unknownSize(report)) lines.push(unknownSize(report));
@@ -126,7 +126,7 @@ function article(finding, isHeadline, name, look, copy) {
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));
   if (look) {
     const button = make("button", { onclick: () => copy(look.command), title: "copy the command" }, "Copy");
-    element.append(make("p", { class: "look" }, `${lookWords(look)}: `, make("code", {}, look.command), " ", button));
+    element.append(make("p", { class: "look" }, `Look ${atRank(look)}: `, make("code", {}, look.command), " ", button));
   }
   const facts = [
     ...finding.evidence.map((e) =>

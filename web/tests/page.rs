@@ -254,7 +254,7 @@ fn the_page_says_what_is_not_known() {
          const finding = { severity: 'error', sentence: 'rank 2 is late', code: 'E101', name: 'not_joined',
            culprit_ranks: [2], alternatives: [[2], [0, 1]], doubts: ['It is early.'], next: '' };
          const report = { findings: [finding], problems: [], input: { may_have_more: true } };
-         const look = { rank: 2, host: 'n7', command: 'gdb -p 42' };
+         const look = { rank: 2, host: 'N7', command: 'gdb -p 42' };
          const status = { word: 'stuck', sentence: finding.sentence, lead: 0, look, sources: [] };
          console.log(asText({ report, status }, '').trim());
          // A report leaves out a list of doubts that is empty.
@@ -269,7 +269,7 @@ fn the_page_says_what_is_not_known() {
         "STUCK rank 2 is late",
         "or else: the records allow as well: ranks 0,1",
         "not sure: It is early.",
-        "look at rank 2, on n7: gdb -p 42",
+        "look at rank 2, on N7: gdb -p 42",
         "no record states how many ranks the job has",
         "4",
     ];

@@ -183,7 +183,10 @@ pub(crate) fn status_of(snapshot: &Snapshot, records: Records) -> Status {
         number: snapshot.number,
         word: report.word().to_owned(),
         sentence: report.first_line(),
-        lead: lead.and_then(|lead| report.findings.iter().position(|it| it.id == lead.id)),
+        lead: lead.and_then(|lead| {
+            let mut findings = report.findings.iter();
+            findings.position(|finding| std::ptr::eq(finding, lead))
+        }),
         judged_at_ns: snapshot.at.wall_ns,
         judging_took_ms: snapshot.cost.as_secs_f64() * 1e3,
         ranks: snapshot.ranks.len(),

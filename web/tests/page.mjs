@@ -64,6 +64,9 @@ assert.match(await text("#findings .look"), new RegExp(`^Look at rank ${culprit}
 await page.locator("#findings .look button").click();
 await page.waitForFunction(() => document.getElementById("copied").textContent === "copied");
 assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^(gdb -p|py-spy dump --pid) \d+/);
+// The section under the pointer would not be drawn anew.
+await page.mouse.move(0, 0);
+await page.waitForFunction(() => document.getElementById("copied").textContent === "");
 printLine("look: ok");
 
 // The timeline is drawn: its pixels differ.

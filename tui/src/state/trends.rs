@@ -16,7 +16,8 @@ struct Sample {
     steps_per_s: Option<f64>,
     /// The highest bus bandwidth of any group, GB/s.
     busbw_gbs: Option<f64>,
-    /// The longest median arrival lag of any rank, ms; `None` if no collective has completed since the previous sample.
+    /// The longest median arrival lag of any rank, ms; `None` if an operation is overdue and no collective has completed
+    /// since the previous sample.
     lag_ms: Option<f64>,
     /// Age of the oldest pending operation, ms; 0 if none is pending, `None` if no pending operation has a recorded
     /// age.
@@ -56,11 +57,12 @@ impl Trends {
         let report = &snapshot.report;
         let max = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
         let step = report.ranks.iter().filter_map(|rank| rank.step).max();
-        // The medians of a job in which no collective completes are those of its past.
+        // While a job hangs, the medians are those of its past.
+        let hangs = report.pending().any(|instance| instance.overdue);
         let lags = |of: &Snapshot| -> Vec<Option<f64>> {
             of.report.ranks.iter().map(|rank| rank.lag_p50_ms).collect()
         };
-        let are_lags_old = before.is_some_and(|before| lags(before) == lags(snapshot));
+        let are_lags_old = hangs && before.is_some_and(|before| lags(before) == lags(snapshot));
         let mut sample = Sample {
             wall_ns: snapshot.at.wall_ns,
             step,
@@ -119,7 +121,7 @@ impl Trends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcomm_analyzer::{RankReport, Report};
+    use rcomm_analyzer::{GroupRef, InstanceReport, InstanceState, RankReport, Report, SeqKind};
     use std::sync::Arc;
 
     fn snapshot_at(second: i64, step: impl Into<Option<i64>>) -> Snapshot {
@@ -157,15 +159,41 @@ mod tests {
     }
 
     #[test]
-    fn a_lag_is_of_collectives_that_have_completed_since_the_last_snapshot() {
-        let with_lag = |second, lag_ms| {
+    fn a_job_that_hangs_has_no_lag_once_no_collective_completes() {
+        let overdue = InstanceReport {
+            group: GroupRef {
+                name: "dp".into(),
+                desc: String::new(),
+                ranks: [0, 1].into(),
+            },
+            seq: 7,
+            seq_kind: SeqKind::CollectiveSeqId,
+            op: "all_reduce".into(),
+            bytes: 4,
+            least_bytes: None,
+            joined: vec![0],
+            missing: vec![1],
+            unknown: vec![],
+            state: InstanceState::Waiting,
+            error: None,
+            age_ms: Some(9_000.0),
+            overdue: true,
+        };
+        let with_lag = |second, lag_ms, hangs: bool| {
             let mut snapshot = snapshot_at(second, None);
             let mut report = Report::clone(&snapshot.report);
             report.ranks[0].lag_p50_ms = Some(lag_ms);
+            report.in_flight.extend(hangs.then(|| overdue.clone()));
             snapshot.report = Arc::new(report);
             snapshot
         };
-        let snapshots = [with_lag(1, 5.0), with_lag(2, 6.0), with_lag(3, 6.0)];
+        let snapshots = [
+            with_lag(1, 5.0, false),
+            // A look in which nothing has completed, while nothing is overdue.
+            with_lag(2, 5.0, false),
+            with_lag(3, 6.0, true),
+            with_lag(4, 6.0, true),
+        ];
         let mut trends = Trends::default();
         let mut before = None;
         for snapshot in &snapshots {
@@ -173,7 +201,7 @@ mod tests {
             before = Some(snapshot);
         }
         let [_, _, lag, _] = trends.until(i64::MAX);
-        assert_eq!(lag.values, [Some(5.0), Some(6.0), None]);
+        assert_eq!(lag.values, [Some(5.0), Some(5.0), Some(6.0), None]);
     }
 
     #[test]

@@ -129,7 +129,7 @@ fn why_of_a_mismatch_shows_the_ranks_that_failed_and_the_next_step() {
         row.pending = 0;
         row.failure = Some("the calls do not match".into());
     }
-    report.ranks = rows.into();
+    report.ranks = rows;
     let finding = &report.findings[0];
     let (group, culprits) = (finding.group.clone(), finding.culprit_ranks.clone());
     let members = group.expect("the finding is about a group").ranks.len();

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 const AFTER_HELP: &str = "\
 rcomm-run demo healthy|slow|stuck|kill|freeze|mismatch|deadlock|pipeline starts \
-a job with that fault, to watch with rcomm-top or rcomm-web; see rcomm-run demo --help.
+a job that is healthy or has that fault, to watch with rcomm-top or rcomm-web; see rcomm-run demo \
+--help.
 
 Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
 GROUP_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and \
-RCOMM_STORE. The launcher of node 0 serves the store at MASTER_ADDR and MASTER_PORT, to \
-those who prove the secret. Every line of output begins with \"[rank N] \".
+RCOMM_STORE. A node is a host with its launcher. That of node 0 serves the store at MASTER_ADDR \
+and MASTER_PORT, to those who prove the secret. Every line of output begins with \"[rank N] \".
 
 When a rank fails, the others may go on for --linger, to write their dumps and report the \
 failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.
@@ -24,19 +25,21 @@ SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace. If 
 when the ranks have already got such a signal, they are killed at once. SIGUSR1 and SIGUSR2 are \
 only passed on. A launcher that was started with SIGHUP ignored (nohup) goes on to ignore it.
 
-A rank that was stopped by a signal (SIGSTOP) and that nothing continues for --stop-timeout gets \
-SIGTERM and SIGCONT, and SIGKILL after --grace, once another rank has ended with 0 or all ranks \
-are stopped. A rank that runs is waited for, however long it takes; standard error names it.
+Once a rank of this host has ended with 0, or all that are left are stopped, a rank that a signal \
+(SIGSTOP) has stopped and that nothing continues within --stop-timeout gets SIGTERM and SIGCONT, \
+and SIGKILL after --grace. A rank that runs is waited for, however long it takes; standard error \
+names it.
 
 With --max-restarts, all ranks are started again after a failure: a program that saves its state \
-goes on from there. A signal to the launcher ends the job for good.
+can continue from what it saved last. A launcher that a signal tells to end starts no ranks again.
 
 With --replace, the others go on when a rank fails, and a process joins in its place \
-(RCOMM_JOIN=1): they take it up with World::grow.
+(RCOMM_JOIN=1): the remaining ranks must call World::grow.
 
-With --nnodes MIN:MAX the job starts with MIN hosts. When a host comes, is lost or is stopped \
-by a signal, all ranks end (SIGTERM, and SIGKILL after --grace) and start again with the \
-hosts that are there, numbered anew, in the next attempt. The host with the store must stay.
+With --nnodes MIN:MAX the job starts as soon as MAX hosts are there, or --last-call after MIN are. \
+When a host comes for which there is a place, one is lost, or a signal tells the launcher of \
+one to end, all ranks end (SIGTERM, and SIGKILL after --grace) and start again with the hosts that \
+are there, numbered anew, in the next attempt. The host with the store must stay.
 
 Exit codes (with --max-restarts, of the last attempt):
   0      every rank exited with 0
@@ -44,7 +47,8 @@ Exit codes (with --max-restarts, of the last attempt):
   128+S  the first rank that failed was killed by signal S, or the launcher
          received signal S
   2      the command line is wrong
-  124    no rank failed before one was stopped for --stop-timeout and was ended
+  124    a rank was ended because it was stopped for --stop-timeout, whatever
+         failed afterwards
   125    the launcher failed: no port, no agreement with the other nodes, a
          node that is gone
   126    PROGRAM cannot be executed
@@ -60,12 +64,14 @@ pub struct Options {
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub nproc: u32,
 
-    /// Number of hosts of the job, or MIN:MAX; start one rcomm-run on each. Hosts beyond MAX wait until one is lost.
+    /// Number of hosts of the job, or MIN:MAX; start one rcomm-run on each. Hosts beyond MAX wait until one is lost or
+    /// leaves.
     #[arg(long, default_value_t, value_name = "N|MIN:MAX")]
     pub nnodes: NodeCount,
 
-    /// Index of this host, from 0 [default: 0]. With MIN:MAX, host 0 is the one with the store, and hosts are numbered
-    /// by the launchers; without the option it is the first one that can listen at --master-addr.
+    /// Index of this host, from 0 [default: 0]. With MIN:MAX, the launchers number the hosts, and the option says only
+    /// whether this host serves the store (0) or not (another number); without the option, the first host that can
+    /// listen at --master-addr does.
     #[arg(long, alias = "node_rank")]
     pub node_rank: Option<u32>,
 
@@ -97,13 +103,13 @@ pub struct Options {
     pub job_secret: Option<String>,
 
     /// Serve PyTorch's protocol to every client of the store's port, without requiring the job's secret: for programs
-    /// that use PyTorch's own TCPStore.
+    /// that use PyTorch's own TCPStore. The store then uses no TLS, even with --tls-cert.
     #[arg(long)]
     pub open_store: bool,
 
-    /// The TLS certificate of this host's processes, in PEM, followed by those between it and the CA. With --tls-key
-    /// and --tls-ca, the same kind of files on every host: the store, and the ranks' connections and endpoints over
-    /// TCP, use TLS.
+    /// The TLS certificate of this host's processes, in PEM, followed by those between it and the CA. It requires
+    /// --tls-key and --tls-ca, and every host needs such files. The ranks' connections and endpoints over TCP then use
+    /// TLS, and so does the store, except with --open-store.
     #[arg(long, env = "RCOMM_TLS_CERT", value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     pub tls_cert: Option<PathBuf>,
 
@@ -125,13 +131,15 @@ pub struct Options {
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub linger: Duration,
 
-    /// How long a rank may be stopped by a signal while the others have ended or are stopped too, in seconds; 0 is no
-    /// limit [default: the ranks' time-out, which bounds their shutdown: RCOMM_TIMEOUT_MS, or 10 minutes].
+    /// How long a rank may be stopped by a signal, in seconds, from when another rank of this host has ended with 0, or
+    /// all that are left are stopped; 0 is no limit [default: the ranks' time-out, which bounds their shutdown:
+    /// RCOMM_TIMEOUT_MS, or 10 minutes].
     #[arg(long, value_parser = seconds, value_name = "SECONDS")]
     pub stop_timeout: Option<Duration>,
 
     /// How often the job is started again after a rank has failed: all ranks end, and start with a higher attempt
-    /// (TORCHELASTIC_RESTART_COUNT). Of several hosts the smallest number counts.
+    /// (TORCHELASTIC_RESTART_COUNT). With a fixed number of hosts, the smallest of their numbers counts; with MIN:MAX,
+    /// that of the host with the store, and starts because hosts have come or gone are not counted.
     #[arg(long, alias = "max_restarts", default_value_t = 0, value_name = "N")]
     pub max_restarts: u32,
 
@@ -144,7 +152,7 @@ pub struct Options {
     pub last_call: Duration,
 
     /// A host whose launcher gives no sign of life for this long is lost, in seconds.
-    #[arg(long, default_value = "30", value_parser = silence, value_name = "SECONDS")]
+    #[arg(long, default_value = "30", value_parser = time_until_lost, value_name = "SECONDS")]
     pub node_timeout: Duration,
 
     /// Time that the launchers of several hosts wait for each other, in seconds.
@@ -160,13 +168,17 @@ pub struct Options {
     )]
     pub program: Vec<String>,
 
-    /// The zeroth argument of PROGRAM; `None` for the name of its file.
+    /// The zeroth argument of PROGRAM; `None` for PROGRAM as it is written.
     #[arg(skip)]
     pub(crate) program_name: Option<&'static str>,
 }
 
 impl Options {
-    /// Default options for `nproc` ranks; `program` is the program to run, followed by its arguments.
+    /// Default options for `nproc` ranks; `program` is the program to run, followed by its arguments. The job's secret
+    /// and the TLS files are those of the environment (`RCOMM_JOB_SECRET`, `RCOMM_TLS_CERT`, `RCOMM_TLS_KEY`,
+    /// `RCOMM_TLS_CA`).
+    ///
+    /// Ends the process with a message if the environment has only some of the variables for TLS.
     pub fn new(nproc: u32, program: Vec<String>) -> Self {
         let mut options = Self::parse_from(["rcomm-run", "-n", "1", "program"]);
         options.nproc = nproc;
@@ -217,7 +229,7 @@ impl Options {
         let NodeCount { least, most } = self.nnodes;
         if let Some(node) = self.node_rank.filter(|&node| node >= most) {
             return Err(format!(
-                "--node-rank is {node} but --nnodes is {}: nodes count from 0",
+                "--node-rank is {node} but --nnodes is {}: nodes are numbered from 0",
                 self.nnodes
             ));
         }
@@ -246,7 +258,8 @@ impl Options {
 /// The number of a job's hosts, which may change while the job runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeCount {
-    /// The minimum number of hosts, at least 1: the job ends if there are fewer.
+    /// The minimum number of hosts, at least 1. No ranks run on fewer. If the number may change and hosts are lost, the
+    /// job waits for others, and ends if they do not come in time.
     pub least: u32,
     /// The maximum number of hosts, not less than `least`: the job does not use more.
     pub most: u32,
@@ -285,7 +298,10 @@ impl FromStr for NodeCount {
         };
         match (number(least), number(most)) {
             (Some(least), Some(most)) if least <= most => Ok(Self { least, most }),
-            _ => Err("not a number from 1, or two such as 1:4, the smaller one first".to_owned()),
+            _ => Err(
+                "give a number of at least 1, or MIN:MAX such as 1:4, with MIN not above MAX"
+                    .to_owned(),
+            ),
         }
     }
 }
@@ -300,11 +316,13 @@ fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator
 }
 
 /// Parses the time after which a host is lost, which must be long enough for several signs of life.
-fn silence(text: &str) -> Result<Duration, String> {
-    let silence = seconds(text)?;
-    match silence >= Duration::from_secs(2) {
-        true => Ok(silence),
-        false => Err("launchers give a sign of life twice a second: at least 2".to_owned()),
+fn time_until_lost(text: &str) -> Result<Duration, String> {
+    let time = seconds(text)?;
+    match time >= Duration::from_secs(2) {
+        true => Ok(time),
+        false => {
+            Err("launchers give a sign of life twice a second: give at least 2 seconds".to_owned())
+        }
     }
 }
 

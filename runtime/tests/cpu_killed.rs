@@ -6,13 +6,13 @@
 
 mod job;
 
-use job::{DEADLINE, Rank};
+use job::{Rank, TIME_LIMIT};
 use rcomm::{Buffer, Config, DType, ErrorKind, Op, ReduceOp};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
-/// Much longer than detection takes, but shorter than [`DEADLINE`]: an operation that ends later was ended by its
+/// Much longer than detection takes, but shorter than [`TIME_LIMIT`]: an operation that ends later was ended by its
 /// deadline and has not detected the killed rank.
 const DETECTED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -86,7 +86,7 @@ fn kill_rank_2(operation: &str, wiring: &str, count: usize) {
 fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let folder = tempfile::tempdir().unwrap();
     let ranks = (0..RANKS).map(|rank| {
-        job::rank_of(folder.path(), rank)
+        job::rank_command(folder.path(), rank)
             .env("CPU_KILLED_OPERATION", operation)
             .env("CPU_KILLED_WIRING", wiring)
             .env("CPU_KILLED_WHO", killed.to_string())
@@ -98,7 +98,7 @@ fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
     let mut ranks = job::Ranks(ranks.collect());
     let ready: Vec<String> = (0..RANKS).map(|rank| format!("ready/{rank}")).collect();
     let ready: Vec<&str> = ready.iter().map(String::as_str).collect();
-    job::store(folder.path()).wait(&ready, DEADLINE).unwrap();
+    job::store(folder.path()).wait(&ready, TIME_LIMIT).unwrap();
     ranks.0[killed as usize].kill().unwrap();
     for (rank, child) in ranks.0.iter_mut().enumerate() {
         let status = child.wait().unwrap();

@@ -124,7 +124,7 @@ fn logs_of_ranks(refused: &str) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let ranks: Vec<_> = (0..RANKS)
         .map(|rank| {
-            job::rank_of(folder.path(), rank)
+            job::rank_command(folder.path(), rank)
                 .env("CPU_REFUSED_WHAT", refused)
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())

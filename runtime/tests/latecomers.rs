@@ -8,7 +8,7 @@
 
 mod job;
 
-use job::{DEADLINE, Group, Rank};
+use job::{Group, Rank, TIME_LIMIT};
 use rcomm::{Buffer, Config, Op, ReduceOp, Result};
 use std::process::Stdio;
 use std::time::Duration;
@@ -160,19 +160,19 @@ fn rank_process() {
     for (number, &case) in cases(ranks).iter().enumerate() {
         let mut group = this_rank.connect(number as u64 + 1);
         if case.is_used {
-            all_reduce(&mut group, DEADLINE).unwrap();
+            all_reduce(&mut group, TIME_LIMIT).unwrap();
             let next = (case.late + 1) % ranks;
             if rank == case.late || rank == next {
                 let peer = if rank == next { case.late } else { next };
-                message(&mut group, DEADLINE, rank == next, Some(peer)).unwrap();
-                message(&mut group, DEADLINE, rank != next, Some(peer)).unwrap();
+                message(&mut group, TIME_LIMIT, rank == next, Some(peer)).unwrap();
+                message(&mut group, TIME_LIMIT, rank != next, Some(peer)).unwrap();
             }
         }
         if rank == case.late {
             let others = (0..ranks).filter(|&other| other != rank);
             let keys: Vec<String> = others.map(|other| key(number, other)).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            this_rank.store.wait(&keys, DEADLINE).unwrap();
+            this_rank.store.wait(&keys, TIME_LIMIT).unwrap();
         }
         let outcome = run(case, &mut group, rank, ranks);
         let text = outcome.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
@@ -186,13 +186,13 @@ fn rank_process() {
     this_rank.store.set(&format!("end/{rank}"), b"").unwrap();
     let ends: Vec<String> = (0..ranks).map(|rank| format!("end/{rank}")).collect();
     let ends: Vec<&str> = ends.iter().map(String::as_str).collect();
-    this_rank.store.wait(&ends, DEADLINE).unwrap();
+    this_rank.store.wait(&ends, TIME_LIMIT).unwrap();
 }
 
 fn check_that_latecomers_are_refused(transport: &str, ranks: u32) {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank| {
-        let mut command = job::rank_of(folder.path(), rank);
+        let mut command = job::rank_command(folder.path(), rank);
         command
             .env("LATECOMERS_TRANSPORT", transport)
             .env("LATECOMERS_RANKS", ranks.to_string())
@@ -208,7 +208,7 @@ fn check_that_latecomers_are_refused(transport: &str, ranks: u32) {
     for (number, case) in cases(ranks).iter().enumerate() {
         for rank in 0..ranks {
             let outcome = store
-                .get(&format!("outcomes/{number}/{rank}"), DEADLINE)
+                .get(&format!("outcomes/{number}/{rank}"), TIME_LIMIT)
                 .unwrap();
             if outcome == b"ok" {
                 wrong.push_str(&format!("{case:?}: rank {rank} completed\n"));

@@ -8,7 +8,7 @@
 
 mod job;
 
-use job::{DEADLINE, Group, Rank};
+use job::{Group, Rank, TIME_LIMIT};
 use rcomm::{Buffer, Config, Op, ReduceOp, Result, Store};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Stdio;
@@ -77,7 +77,7 @@ fn rank_process() {
     for (number, case) in cases(ranks).enumerate() {
         let mut group = this_rank.connect(number as u64 + 1);
         for collective in COLLECTIVES {
-            run(collective, &mut group, ranks, DEADLINE).unwrap();
+            run(collective, &mut group, ranks, TIME_LIMIT).unwrap();
         }
         let time = match rank == case.stopped {
             true => {
@@ -86,12 +86,12 @@ fn rank_process() {
                     .store
                     .set(&format!("enters/{number}"), thread.as_bytes())
                     .unwrap();
-                DEADLINE
+                TIME_LIMIT
             }
             false => {
                 this_rank
                     .store
-                    .wait(&[&format!("stopped/{number}")], DEADLINE)
+                    .wait(&[&format!("stopped/{number}")], TIME_LIMIT)
                     .unwrap();
                 TIMEOUT
             }
@@ -109,7 +109,7 @@ fn rank_process() {
     this_rank.store.set(&format!("end/{rank}"), b"").unwrap();
     let ends: Vec<String> = (0..ranks).map(|rank| format!("end/{rank}")).collect();
     let ends: Vec<&str> = ends.iter().map(String::as_str).collect();
-    this_rank.store.wait(&ends, DEADLINE).unwrap();
+    this_rank.store.wait(&ends, TIME_LIMIT).unwrap();
 }
 
 /// How often a thread has slept.
@@ -123,9 +123,9 @@ fn sleeps(pid: Pid, thread: &str) -> u64 {
 
 /// Stops a rank once its thread waits in the collective, and resumes it once the others have their outcomes.
 fn stop_and_resume(store: &dyn Store, number: usize, case: Case, ranks: u32, pid: Pid) {
-    let thread = store.get(&format!("enters/{number}"), DEADLINE).unwrap();
+    let thread = store.get(&format!("enters/{number}"), TIME_LIMIT).unwrap();
     let thread = String::from_utf8(thread).unwrap();
-    let (first, deadline) = (sleeps(pid, &thread), Instant::now() + DEADLINE);
+    let (first, deadline) = (sleeps(pid, &thread), Instant::now() + TIME_LIMIT);
     while sleeps(pid, &thread) < first + SLEEPS {
         assert!(
             Instant::now() < deadline,
@@ -140,14 +140,14 @@ fn stop_and_resume(store: &dyn Store, number: usize, case: Case, ranks: u32, pid
         .map(|rank| format!("outcomes/{number}/{rank}"))
         .collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    store.wait(&keys, DEADLINE).unwrap();
+    store.wait(&keys, TIME_LIMIT).unwrap();
     kill_process(pid, Signal::CONT).unwrap();
 }
 
 fn check_agreement_with_a_stopped_rank(transport: &str, ranks: u32) {
     let folder = tempfile::tempdir().unwrap();
     let start = |rank| {
-        let mut command = job::rank_of(folder.path(), rank);
+        let mut command = job::rank_command(folder.path(), rank);
         command
             .env("STOPPED_TRANSPORT", transport)
             .env("STOPPED_RANKS", ranks.to_string())
@@ -162,7 +162,7 @@ fn check_agreement_with_a_stopped_rank(transport: &str, ranks: u32) {
         stop_and_resume(&*store, number, case, ranks, pid);
         let outcomes: Vec<Vec<String>> = (0..ranks)
             .map(|rank| {
-                let lines = store.get(&format!("outcomes/{number}/{rank}"), DEADLINE);
+                let lines = store.get(&format!("outcomes/{number}/{rank}"), TIME_LIMIT);
                 let lines = String::from_utf8(lines.unwrap()).unwrap();
                 lines.split('\n').map(str::to_owned).collect()
             })

@@ -16,16 +16,16 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Much longer than a test takes.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+/// The longest time that a test waits for something: much longer than a test takes.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// The ranks of a job; kills the processes that still run when a test fails.
+/// The processes of a job's ranks. Dropping it kills those that still run.
 pub(crate) struct Ranks(pub(crate) Vec<Child>);
 
 impl Drop for Ranks {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Most processes have ended by themselves.
+            // The process may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -45,7 +45,7 @@ pub(crate) fn as_rank<'c>(command: &'c mut Command, folder: &Path, rank: u32) ->
 }
 
 /// Returns a command that starts this program as a rank.
-pub(crate) fn rank_of(folder: &Path, rank: u32) -> Command {
+pub(crate) fn rank_command(folder: &Path, rank: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     as_rank(&mut command, folder, rank);
     command
@@ -116,7 +116,7 @@ impl Rank {
             hints: Hints::NONE,
         };
         Group {
-            backend: self.factory.connect(group, DEADLINE.into()).unwrap(),
+            backend: self.factory.connect(group, TIME_LIMIT.into()).unwrap(),
             operations: 0,
         }
     }
@@ -137,7 +137,7 @@ impl Observer for NoObserver {
 
 impl Group {
     pub(crate) fn run(&mut self, op: &mut Op<'_>) -> Result<Done> {
-        self.run_within(DEADLINE, op)
+        self.run_within(TIME_LIMIT, op)
     }
 
     pub(crate) fn run_within(&mut self, time: Duration, op: &mut Op<'_>) -> Result<Done> {

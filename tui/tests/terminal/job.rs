@@ -13,9 +13,9 @@ use std::process::Command;
 use std::time::Duration;
 
 const RANKS: u32 = 4;
-/// Environment variable with the behavior of the culprit: `hangs` or `is late`. With `trains`, it is the behavior of
-/// all ranks.
-const BEHAVIOR: &str = "RCOMM_TOP_TEST_CULPRIT";
+/// Environment variable with the behavior of the job: with `hangs` or `is late`, that of the culprit; with `trains`,
+/// that of all ranks. With another text, no rank is at fault.
+const BEHAVIOR: &str = "RCOMM_TOP_TEST_BEHAVIOR";
 
 /// Runs one rank of a loop of reductions; the culprit hangs, or joins late, if [`BEHAVIOR`] says so. In a job that
 /// `trains`, all ranks average gradients instead.
@@ -114,7 +114,7 @@ fn rings(job: &Job) -> String {
     job.folder().join("rings").display().to_string()
 }
 
-/// Number of dump files that ranks wrote themselves.
+/// Returns how many dump files the ranks of the job in `folder` have written.
 fn dumps(folder: &Path) -> usize {
     let runs = std::fs::read_dir(folder.join("dumps"));
     let runs = runs.into_iter().flatten().flatten();
@@ -263,7 +263,7 @@ fn local_ranks_are_asked_through_their_rings_and_a_dead_one_is_reported() {
     session.wait_text("rank 2 never issued all_reduce #6");
     session.press("d");
     session.wait_text("[r]");
-    // The other ranks end soon after rank 3, since they have lost a peer.
+    // Ranks 0 and 1 end soon after rank 3, since they wait for it in a reduction; rank 2 is not in one.
     signal(&job, 3, Signal::KILL);
     session.press("r");
     session.wait_text("dumps written by 3 of 4 ranks");

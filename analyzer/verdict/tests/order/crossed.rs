@@ -1,4 +1,5 @@
-//! Tests the sentences on ranks that took two steps in another order than their peers, each on groups of its own.
+//! Tests the sentences on ranks that issued two operations in another order than their peers, each on groups of its
+//! own.
 
 use crate::job::{Call, job};
 use rcomm_recorder::model::EntryState;
@@ -9,7 +10,8 @@ const TP: Call = Call::AllReduce { group: 0, line: 10 };
 const DP: Call = Call::AllReduce { group: 1, line: 20 };
 
 /// The records of ranks in a grid, two in a row: each has a group `tp` with its row and a group `dp` with its column.
-/// All have done `tp` and `dp` by turns; then the ranks in `crossed` wait in `dp`, and all others in `tp`.
+/// Each rank has completed three operations on `tp` and three on `dp`, alternately; then the ranks in `crossed` wait in
+/// `dp`, and all others in `tp`.
 fn grid(rows: u32, crossed: &[u32]) -> Vec<Dump> {
     let ranks = 0..2 * rows;
     let programs = ranks.map(|rank| {
@@ -85,11 +87,13 @@ fn by_gloo(rows: u32, crossed: &[u32], joined: &[u32]) -> Vec<Dump> {
 
 #[test]
 fn waits_that_lead_to_operations_that_all_have_joined_are_no_cycle() {
-    // Rank 0 waits for rank 1, which waits in its column for ranks that are inside their rows.
+    // Rank 0 waits for rank 1 in their row. Rank 1 waits in its column for ranks 3, 5 and 7: their newest operations
+    // are those of their rows, which all members have joined.
     let report = judge(&by_gloo(4, &[1], &[2, 3, 4, 5, 6, 7]));
     let mut sentences = report.findings.iter().map(|finding| &finding.sentence);
     assert_eq!(sentences.find(|text| text.contains("wait cycle")), None);
-    // Ranks 1 and 3 of one column swapped their steps, and rank 2 waits for rank 3: no wait leads back, either.
+    // Ranks 1 and 3 both went to the operation of their column first, and ranks 0 and 2 wait for them in their rows:
+    // no wait leads back, either.
     let report = judge(&by_gloo(4, &[1, 3], &[4, 5, 6, 7]));
     let mut sentences = report.findings.iter().map(|finding| &finding.sentence);
     assert_eq!(sentences.find(|text| text.contains("wait cycle")), None);

@@ -59,7 +59,7 @@ enum Action {
     List,
     /// Try some rows.
     One {
-        /// Their names, or the beginnings of their names.
+        /// Names of rows, or, if no row has one of these names, beginnings of names.
         #[arg(required = true)]
         names: Vec<String>,
         /// Print the ranks' errors too.
@@ -148,7 +148,7 @@ fn table<'a>(
     let (mut tried, mut right, mut skipped) = (0, 0, 0);
     for scenario in rows {
         let began = Instant::now();
-        let row = attempt(scenario, slack);
+        let row = try_row(scenario, slack);
         if let Some(reason) = &row.skipped {
             skipped += 1;
             println!("| {:28} | skipped: {reason} |", row.name);
@@ -208,7 +208,7 @@ fn print_row(row: &Row, took: Duration) {
 }
 
 /// Tries one row, in a separate mount namespace if it changes mounts.
-fn attempt(scenario: &Scenario, slack: Duration) -> Row {
+fn try_row(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
         Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls | Fault::ReadOnlyRings => {
             in_mount_namespace(scenario, slack)
@@ -234,7 +234,9 @@ fn skip(scenario: &Scenario, reason: impl std::fmt::Display) -> Row {
 fn in_mount_namespace(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     let probe = Command::new("unshare").args(["-m", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
-        return Ok(skip(scenario, "this user may not make a mount namespace"));
+        let reason =
+            "`unshare -m` fails: it is not installed, or this user may not make a mount namespace";
+        return Ok(skip(scenario, reason));
     }
     let mut command = Command::new("unshare");
     command
@@ -374,7 +376,8 @@ fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
     }
 }
 
-/// Checks that every rank has shut down cleanly, or that only the culprit was refused, with the right text.
+/// Checks that every rank has shut down cleanly. If only the culprit may fail ([`Expect::OnlyCulprit`]), another end is
+/// right too if the output contains the expected words and no error, besides an intruder's own, blames another rank.
 fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     let events = job.events();
     let (ended, all) = (job.ended(), scenario.ranks as usize);

@@ -21,11 +21,12 @@ pub(crate) struct Group {
     pub(crate) desc: String,
     /// Global ranks in order of group rank.
     pub(crate) ranks: Arc<[Rank]>,
-    /// For each member: its record and the lane in it; `None` if no record of the member lists the group.
+    /// For each member: its record, and the lane in it, which is the group's index in [`Record::groups`]. `None` if no
+    /// record of the member lists the group.
     pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
     /// Groups that serve the same purpose for different ranks share a family.
     pub(crate) family: u32,
-    /// Whether records state the members; else they are guessed.
+    /// Whether records state the members. If they do not, the members are guessed.
     pub(crate) members_recorded: bool,
     /// The backend, if two recorders of one process number the operations of the group separately: the group is then
     /// listed once for each backend.
@@ -49,17 +50,17 @@ pub(crate) fn resolve_groups(
     world_size: Option<u32>,
 ) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
     let assembled = comm_members::members(records, world_size);
-    // The members of groups that no record describes are the ranks with operations on them.
     let mut nameless: Vec<&Arc<[Rank]>> = Vec::new();
+    // The ranks with operations on a group, which count as its members if nothing states these.
     let mut issuers: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
-    let used: Vec<Vec<Option<&str>>> =
+    let backends: Vec<Vec<Option<&str>>> =
         shared.map(records.len(), |index| backends_of(shared, &records[index]));
-    for (record, used) in records.iter().zip(&used) {
-        for (local, used) in record.groups.iter().zip(used) {
+    for (record, its_backends) in records.iter().zip(&backends) {
+        for (local, backend) in record.groups.iter().zip(its_backends) {
             let group = &shared.groups[local.group as usize];
             if group.name.is_empty() && !group.ranks.is_empty() {
                 nameless.push(&group.ranks);
-            } else if group.ranks.is_empty() && used.is_some() {
+            } else if group.ranks.is_empty() && backend.is_some() {
                 issuers.entry(local.group).or_default().insert(record.rank);
             }
         }
@@ -80,7 +81,7 @@ pub(crate) fn resolve_groups(
     if let Some(world) = nameless_world.or_else(|| worlds.find_map(|world| world)) {
         add_unread_members(shared, records, world, &mut issuers);
     }
-    let parts = parts_of_groups(records, &used);
+    let parts = parts_of_groups(records, &backends);
     let gloo_world = GlooWorld::of(shared, records);
     let mut groups: Vec<Group> = Vec::new();
     let mut numbers: HashMap<(u32, usize), GroupIx> = HashMap::new();
@@ -89,7 +90,7 @@ pub(crate) fn resolve_groups(
         let mut of_record = Vec::with_capacity(record.groups.len());
         for (lane, local) in record.groups.iter().enumerate() {
             let parts = parts.get(&local.group).map_or(&[][..], Vec::as_slice);
-            let part = part_of(parts, record, used[index][lane]);
+            let part = part_of(parts, record, backends[index][lane]);
             let of_gloo = gloo_world.as_ref();
             let number = of_gloo.map_or(local.group, |world| world.representative(local.group));
             let ix = *numbers.entry((number, part)).or_insert_with(|| {
@@ -132,7 +133,7 @@ pub(crate) fn resolve_groups(
             let group = &mut groups[ix];
             // Another recorder of the rank may list the group without recording operations on it.
             if let Some(member) = position(&group.ranks, record.rank)
-                && (group.lanes[member].is_none() || used[index][lane].is_some())
+                && (group.lanes[member].is_none() || backends[index][lane].is_some())
             {
                 group.lanes[member] = Some((index, lane));
             }
@@ -188,10 +189,10 @@ fn backends_of<'a>(shared: &'a Shared, record: &Record) -> Vec<Option<&'a str>> 
 /// example, is one group with two backends, each of which counts its collectives separately.
 fn parts_of_groups<'a>(
     records: &[Record],
-    used: &[Vec<Option<&'a str>>],
+    backends: &[Vec<Option<&'a str>>],
 ) -> HashMap<u32, Vec<GroupPart<'a>>> {
     let parts = |index: usize| {
-        let groups = records[index].groups.iter().zip(&used[index]);
+        let groups = records[index].groups.iter().zip(&backends[index]);
         groups.filter_map(move |(local, &backend)| {
             let recorder = records[index].recorder.name();
             Some((
@@ -236,8 +237,8 @@ fn part_of(parts: &[GroupPart<'_>], record: &Record, backend: Option<&str>) -> u
     found.or_else(|| parts.iter().position(same)).unwrap_or(0)
 }
 
-/// Adds the ranks without a record to a group whose members no record describes. If exactly one group of a description
-/// is smaller than the largest, by just the number of these ranks, they are its members.
+/// Adds the ranks without a record to a group in `issuers`, if the sizes show to which one: of those with the same
+/// description, exactly one is smaller than the largest, and it lacks as many members as there are such ranks.
 fn add_unread_members(
     shared: &Shared,
     records: &[Record],

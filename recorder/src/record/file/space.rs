@@ -1,21 +1,26 @@
-//! Reserves space of a ring's file.
+//! Reserves space in the file system for a ring's file.
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, Result};
 use std::os::fd::OwnedFd;
 
-/// Maximum number of times that a signal may interrupt one reservation.
-const INTERRUPTIONS: u32 = 100;
+/// Maximum number of system calls for one reservation: it needs another one after each that a signal has interrupted.
+const MAX_CALLS: u32 = 100;
 
-/// Reserves space for these bytes of a ring file, so that a write there cannot fail.
+/// Reserves space for the bytes `from..to` of a ring file. A write to bytes without space, through the file's map,
+/// raises SIGBUS if the file system is full.
+///
+/// # Errors
+/// Those of fallocate(2), for example `NOSPC`; `INTR` only if a signal has interrupted each of [`MAX_CALLS`] calls.
 pub(crate) fn reserve(file: &OwnedFd, from: usize, to: usize) -> Result<()> {
     let len = to.saturating_sub(from);
     uninterrupted(|| fallocate(file, FallocateFlags::empty(), from as u64, len as u64))
 }
 
-/// Makes a system call again if a signal has interrupted it: that says nothing about the file system.
+/// Makes a system call, and makes it again if a signal has interrupted it: that says nothing about the file system.
+/// Returns the result of the last of at most [`MAX_CALLS`] calls.
 fn uninterrupted(mut call: impl FnMut() -> Result<()>) -> Result<()> {
-    for _ in 1..INTERRUPTIONS {
+    for _ in 1..MAX_CALLS {
         match call() {
             Err(Errno::INTR) => {}
             done => return done,
@@ -46,6 +51,6 @@ mod tests {
         assert_eq!(tried(3, Ok(())), (Ok(()), 4));
         assert_eq!(tried(2, Err(Errno::NOSPC)), (Err(Errno::NOSPC), 3));
         let always = tried(u32::MAX, Ok(()));
-        assert_eq!(always, (Err(Errno::INTR), INTERRUPTIONS));
+        assert_eq!(always, (Err(Errno::INTR), MAX_CALLS));
     }
 }

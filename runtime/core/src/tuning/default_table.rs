@@ -7,7 +7,8 @@ use Pattern::{
 };
 use Topology::{Hosts, Memory, Sockets};
 
-/// The number of streams between two ranks: on the machine that was measured, more would share one link and two cores.
+/// How many sockets two ranks have for the collectives of a group, and how many for its messages: on the machine that
+/// was measured, more would share one link and two cores.
 pub(super) const STREAMS: usize = 1;
 
 /// A line for any number of ranks and bytes.
@@ -46,6 +47,8 @@ const fn among(
 const K: usize = 1 << 10;
 const M: usize = 1 << 20;
 
+/// The lines, in the order in which they are tried: the first one that matches is used, unless its algorithm cannot
+/// carry out the operation ([`Algorithm`]). So a line `Direct` is followed by one for buffers that are not registered.
 #[rustfmt::skip]
 pub(super) const CHOICES: &[Choice] = &[
     // Between two ranks `Whole` reads as many bytes as `Shares`, in one phase.
@@ -73,8 +76,8 @@ pub(super) const CHOICES: &[Choice] = &[
     always(          Scatter,       Memory,  Slots),
     always(          Barrier,       Memory,  Notice),
 
-    // With `Notice` every rank sends the data of all ranks, so more ranks use it for fewer bytes.
     among(2,  2 * M, AllReduce,     Sockets, Swap),
+    // The messages of `Notice` carry the data of all ranks: the more ranks there are, the fewer bytes it is used for.
     among(4,  8 * K, AllReduce,     Sockets, Notice),
     among(8,  4 * K, AllReduce,     Sockets, Notice),
     up_to(        K, AllReduce,     Sockets, Notice),

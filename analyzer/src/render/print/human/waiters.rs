@@ -1,4 +1,4 @@
-//! Prints the ranks that wait because of a finding as text.
+//! Formats the ranks that wait because of a finding, and the errors of those whose operations have failed, as text.
 
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
@@ -6,7 +6,7 @@ use rcomm_verdict::format::{GroupNames, Ranks, is_undescribed};
 use rcomm_verdict::{Finding, Report};
 use std::collections::BTreeSet;
 
-/// The errors of the ranks of a finding whose operations have failed: a line for each error.
+/// Formats the errors of the ranks of a finding whose operations have failed: a line for each error.
 pub(crate) fn failures(finding: &Finding, report: &Report) -> Vec<String> {
     let mut by_error: Vec<(&str, Vec<Rank>)> = Vec::new();
     let named = finding.victim_ranks.iter().chain(&finding.culprit_ranks);
@@ -27,8 +27,8 @@ pub(crate) fn failures(finding: &Finding, report: &Report) -> Vec<String> {
     by_error.iter().map(line).collect()
 }
 
-/// The lines on the ranks that wait because of a finding. If the report's wait-for graph does not show them, one line
-/// lists the victims that still wait.
+/// Formats the ranks that wait because of a finding, as lines of text. If the report's wait-for graph does not show
+/// them, one line lists the victims that still wait.
 pub(super) fn format(finding: &Finding, report: &Report, names: &GroupNames) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)

@@ -117,15 +117,17 @@ impl Rank {
         };
         Group {
             backend: self.factory.connect(group, TIME_LIMIT.into()).unwrap(),
-            operations: 0,
+            collectives: 0,
+            messages: 0,
         }
     }
 }
 
-/// A group, and the number of operations that it has run.
+/// A group, and how many collectives and how many sends and receives it has run.
 pub(crate) struct Group {
     pub(crate) backend: Arc<dyn Backend>,
-    operations: u64,
+    collectives: u64,
+    messages: u64,
 }
 
 struct NoObserver;
@@ -141,10 +143,15 @@ impl Group {
     }
 
     pub(crate) fn run_within(&mut self, time: Duration, op: &mut Op<'_>) -> Result<Done> {
-        self.operations += 1;
+        // The turns of collectives have no gaps: a backend would wait for a missing one.
+        let count = match op.is_p2p() {
+            true => &mut self.messages,
+            false => &mut self.collectives,
+        };
+        *count += 1;
         let call = Call {
-            seq: self.operations,
-            turn: if op.is_p2p() { 0 } else { self.operations },
+            seq: *count,
+            turn: if op.is_p2p() { 0 } else { *count },
             deadline: Deadline::In(time),
             hints: Hints::NONE,
         };

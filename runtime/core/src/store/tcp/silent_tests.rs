@@ -1,6 +1,7 @@
 //! Calls to a store that goes silent somewhere between the connection and the reply.
 
 use super::{StoreAccess, TcpStore, TcpStoreServer};
+use crate::op::error::ErrorKind;
 use crate::store::{QueueStore, Store, StoreCollectives, StoreLimits, StoreQuery};
 use rcomm_recorder::publish::{Secret, StoreCaller};
 use std::io::{Read, Write};
@@ -180,7 +181,7 @@ fn a_wait_whose_connection_was_slow_to_make_ends_when_others_do() {
     let store = TcpStore::connect("127.0.0.1", port, OWN).unwrap();
     store.wait(&["never"], SHORT).unwrap_err();
     let error = store.wait(&["never"], SHORT).unwrap_err();
-    assert_eq!(error.kind(), crate::ErrorKind::Timeout, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let held = held.join().unwrap();
     assert!(held < super::client::GRACE / 2, "{held:?}");
 }

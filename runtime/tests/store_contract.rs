@@ -346,6 +346,7 @@ fn control_collectives_name_the_ranks_that_do_not_come() {
             collectives.barrier(SHORT).unwrap_err(),
             collectives.all_gather(b"", SHORT).unwrap_err(),
             collectives.broadcast(None, 1, SHORT).unwrap_err(),
+            collectives.scatter(None, 1, SHORT).unwrap_err(),
         ];
         for error in errors {
             assert_eq!(error.kind(), ErrorKind::Timeout);

@@ -108,7 +108,7 @@ impl StoreCollectives {
         self.check_root(root, value.is_some())?;
         self.call("broadcast", timeout, |call| match value {
             Some(value) => call.set_own(value).map(|()| value.to_vec()),
-            None => call.get(root),
+            None => call.get(root, root),
         })
     }
 
@@ -146,7 +146,7 @@ impl StoreCollectives {
     ) -> Result<Vec<u8>> {
         self.check_root(root, values.is_some())?;
         let Some(values) = values else {
-            return self.call("scatter", timeout, |call| call.get(self.rank));
+            return self.call("scatter", timeout, |call| call.get(self.rank, root));
         };
         let (given, size) = (values.len(), self.size);
         if given != size as usize {
@@ -293,7 +293,8 @@ impl Call<'_> {
         })
     }
 
-    fn get(&self, rank: u32) -> Result<Vec<u8>> {
+    /// The value under the key of `rank`, which `setter` sets.
+    fn get(&self, rank: u32, setter: u32) -> Result<Vec<u8>> {
         let key = self.key(rank);
         let value = self.ask(|store| store.get(&key, self.time_left()));
         value.map_err(|error| {
@@ -301,7 +302,7 @@ impl Call<'_> {
                 return error;
             }
             match self.collectives.store.check(&[&key]) {
-                Ok(false) => self.late(&[rank]),
+                Ok(false) => self.late(&[setter]),
                 // It came after the wait had ended.
                 Ok(true) => error,
                 Err(_) => error.with_more(NOT_SAID),

@@ -217,7 +217,8 @@ pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) ->
 }
 
 /// Which keys are not present, as far as the store said it.
-pub(crate) struct Absence {
+#[derive(Debug)]
+pub struct Absence {
     /// The positions of keys that are not present.
     known: Vec<usize>,
     /// Why other keys could not be checked: they may be present.
@@ -229,7 +230,7 @@ impl Absence {
     ///
     /// # Errors
     /// The store's, if some keys could not be checked.
-    pub(crate) fn all(self) -> Result<Vec<usize>> {
+    pub fn all(self) -> Result<Vec<usize>> {
         self.unknown.map_or(Ok(self.known), Err)
     }
 
@@ -237,7 +238,7 @@ impl Absence {
     ///
     /// # Errors
     /// The store's, if no key is known to be absent and some could not be checked.
-    pub(crate) fn at_least(self) -> Result<Vec<usize>> {
+    pub fn at_least(self) -> Result<Vec<usize>> {
         match self.unknown {
             Some(error) if self.known.is_empty() => Err(error),
             _ => Ok(self.known),
@@ -246,7 +247,10 @@ impl Absence {
 }
 
 /// Which of the keys are not present, as far as the store says it by `until`.
-pub(crate) fn absent_among(store: &dyn Store, keys: &[&str], until: Instant) -> Absence {
+///
+/// # Blocking
+/// Until `until`, if the store obeys limits ([`Store::obeys_limits`]).
+pub fn absent_among(store: &dyn Store, keys: &[&str], until: Instant) -> Absence {
     let mut absence = Absence {
         known: Vec::new(),
         unknown: None,

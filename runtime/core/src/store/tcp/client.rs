@@ -322,7 +322,10 @@ impl Connection {
             Ok(false) => Err(Obstacle::Foreign(self.first_bytes())),
             Err(Broken::Refused(reason)) => Err(Obstacle::Refusal(reason)),
             Err(Broken::Late) => Err(Obstacle::SilentAfter(StoreCaller::ANSWER_LEN)),
-            Err(_) => Err(Obstacle::ClosedAfter(StoreCaller::ANSWER_LEN)),
+            Err(Broken::Closed) => Err(Obstacle::ClosedAfter(StoreCaller::ANSWER_LEN)),
+            Err(Broken::Tls(why)) => Err(Obstacle::Tls(why)),
+            Err(Broken::Failed(error)) => Err(Obstacle::Unreachable(error)),
+            Err(Broken::Garbled(_)) => Err(Obstacle::Foreign(self.first_bytes())),
         }
     }
 

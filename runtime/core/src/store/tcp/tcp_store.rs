@@ -376,24 +376,35 @@ impl TcpStore {
         self.or_missing(values, keys, timeout)
     }
 
-    /// The result of a wait, or the time-out error: it names the keys that are still missing, or all keys if there
-    /// are too many to check.
+    /// The result of a wait, or the time-out error: it names the keys that are known to be missing, or all keys if there
+    /// are too many to check, or none is known to be.
     fn or_missing<T>(&self, result: Option<T>, keys: &[&str], timeout: Duration) -> Result<T> {
         /// The most keys that are checked one by one.
         const ASKED: usize = 64;
         result.map_or_else(
             || {
                 let mut missing = keys.to_vec();
+                let mut all_told = true;
                 if keys.len() <= ASKED {
                     limit::with_limit(after(GRACE), || {
-                        missing.retain(|key| !matches!(self.check(&[key]), Ok(true)));
+                        missing.retain(|key| {
+                            let is_set = self.check(&[key]);
+                            all_told &= is_set.is_ok();
+                            is_set.is_ok_and(|is_set| !is_set)
+                        });
                     });
                 }
                 // All keys may have been set since the deadline.
                 if missing.is_empty() {
                     missing = keys.to_vec();
                 }
-                Err(timed_out(missing, timeout))
+                let error = timed_out(missing, timeout);
+                Err(match all_told || keys.len() == 1 {
+                    true => error,
+                    false => {
+                        error.with_more("the store did not say of all keys whether they are there")
+                    }
+                })
             },
             Ok,
         )

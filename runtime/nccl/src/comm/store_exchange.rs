@@ -5,15 +5,18 @@ use super::arrivals::{self, Arrivals};
 use super::peer_info::{MAX_KEYS_PER_READ, unreadable};
 use rcomm_core::Deadline;
 use rcomm_core::backend::GroupContext;
-use rcomm_core::store::{PrefixStore, Store};
+use rcomm_core::store::{PrefixStore, Store, StoreQuery, absent_among};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long the store is asked, after a deadline, which ranks are missing.
+const NAMING_TIME: Duration = Duration::from_secs(2);
 
 /// The values of one step that all members take.
 pub(crate) struct StoreExchange {
-    store: PrefixStore<dyn Store>,
+    store: Arc<dyn Store>,
     ranks: Arc<[Rank]>,
     own_index: u32,
 }
@@ -22,7 +25,7 @@ impl StoreExchange {
     /// Makes the exchange of one step. All members pass the same `prefix`, with which the keys begin.
     pub(crate) fn new(group: &GroupContext, prefix: String) -> Self {
         Self {
-            store: PrefixStore::new(prefix, group.store.clone()),
+            store: Arc::new(PrefixStore::new(prefix, group.store.clone())),
             ranks: group.info.ranks.clone(),
             own_index: group.group_rank,
         }
@@ -38,10 +41,10 @@ impl StoreExchange {
     /// stays.
     ///
     /// # Blocking
-    /// Until all members have published a value, or the deadline.
+    /// Until all members have published a value, or the deadline; then for up to 2 s to find out which have not.
     ///
     /// # Errors
-    /// `Timeout` names the ranks that have not published a value; `Rendezvous` if the values cannot be read; the error
+    /// `Timeout` names the ranks that have not published a value, if the store says which; `Rendezvous` if the values cannot be read; the error
     /// of the store.
     pub(crate) fn gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let deadline = deadline.started();
@@ -50,9 +53,7 @@ impl StoreExchange {
                 return error;
             }
             let missing = self.missing(key);
-            let message = format!(
-                "the ranks of the group did not all meet in time; did not arrive: {missing}"
-            );
+            let message = format!("the ranks of the group did not all meet in time; {missing}");
             Error::new(ErrorKind::Timeout, message)
         })?;
         self.remove_gathered(key);
@@ -86,17 +87,27 @@ impl StoreExchange {
         self.remove_as_last(&format!("{key}/read"), &[format!("{key}/all")]);
     }
 
-    /// Returns the ranks that are known not to have published this value, as text for an error message.
+    /// Says which ranks are known not to have published this value, as text for an error message.
     fn missing(&self, key: &str) -> String {
-        let has_published = |at: u32| {
-            let key = self.value_key(key, at);
-            self.store.check(&[&key]).unwrap_or(true)
+        let keys: Vec<String> = (0..self.size()).map(|at| self.value_key(key, at)).collect();
+        let all = format!("{key}/all");
+        let ask = move |store: &dyn Store| {
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let missing = absent_among(store, &keys, Instant::now() + NAMING_TIME).at_least()?;
+            // A member removes its value only after the first member has published all values under one key, and that
+            // key stays until this rank has read it.
+            Ok(match store.check(&[&all])? {
+                true => Vec::new(),
+                false => missing,
+            })
         };
-        let missing: Vec<u32> = (0..self.size()).filter(|&at| !has_published(at)).collect();
-        // A member removes its value only after the first member has published all values under one key, and that key
-        // stays until this rank has read it.
-        let all_have = self.store.check(&[&format!("{key}/all")]).unwrap_or(true);
-        self.name(if all_have { Vec::new() } else { missing })
+        match StoreQuery::here(&self.store, NAMING_TIME, ask) {
+            Some(Ok(missing)) => {
+                let missing = missing.into_iter().map(|at| at as u32).collect();
+                format!("did not arrive: {}", self.name(missing))
+            }
+            None | Some(Err(_)) => "the store did not say which are missing".to_owned(),
+        }
     }
 
     /// Publishes that this rank has arrived.
@@ -120,7 +131,7 @@ impl StoreExchange {
 
     fn arrivals(&self) -> Arrivals<'_> {
         Arrivals {
-            store: &self.store,
+            store: &*self.store,
             name: "here",
             ranks: self.size(),
         }
@@ -159,7 +170,7 @@ impl StoreExchange {
     }
 
     fn remove(&self, key: &str) {
-        arrivals::remove(&self.store, key);
+        arrivals::remove(&*self.store, key);
     }
 
     /// Publishes that this rank gives up. The store keeps only the first error of this step.
@@ -186,7 +197,9 @@ impl StoreExchange {
 mod tests {
     use super::*;
     use crate::comm::counting_store::CountingStore;
-    use rcomm_core::store::HashStore;
+    use rcomm_core::store::{HashStore, TcpStore};
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
 
     #[test]
     fn the_number_of_keys_that_are_gathered_grows_linearly_with_the_number_of_ranks() {
@@ -195,7 +208,7 @@ mod tests {
         let shared: Arc<dyn Store> = store.clone();
         let ranks: Arc<[Rank]> = (0..RANKS).collect();
         let exchange = |own_index| StoreExchange {
-            store: PrefixStore::new("window/0", shared.clone()),
+            store: Arc::new(PrefixStore::new("window/0", shared.clone())),
             ranks: ranks.clone(),
             own_index,
         };
@@ -220,7 +233,7 @@ mod tests {
     fn values_that_were_gathered_and_removed_are_not_missing() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let exchange = |own_index| StoreExchange {
-            store: PrefixStore::new("window/0", store.clone()),
+            store: Arc::new(PrefixStore::new("window/0", store.clone())),
             ranks: vec![4, 5, 6].into(),
             own_index,
         };
@@ -230,9 +243,38 @@ mod tests {
         let brief = Deadline::In(Duration::from_secs(60));
         exchange(0).gather("part", brief).unwrap();
         exchange(2).gather("part", brief).unwrap();
-        assert_eq!(exchange(1).missing("part"), "none that is known");
+        let missing = exchange(1).missing("part");
+        assert_eq!(missing, "did not arrive: none that is known");
         exchange(1).gather("part", brief).unwrap();
         assert_eq!(store.num_keys().unwrap(), 0);
+    }
+
+    #[test]
+    fn a_store_that_is_silent_is_not_asked_for_long_who_is_missing() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let answers = std::thread::spawn(move || {
+            let (mut client, _) = server.accept().unwrap();
+            // VALIDATE and PING, then silence; later connections are not even accepted.
+            let mut hello = [0; 10];
+            client.read_exact(&mut hello).unwrap();
+            client.write_all(&hello[6..]).unwrap();
+            (client, server)
+        });
+        let own = Duration::from_secs(60);
+        let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port, own).unwrap());
+        let _open = answers.join().unwrap();
+        let exchange = StoreExchange {
+            store: Arc::new(PrefixStore::new("window/0", store)),
+            ranks: vec![4, 5, 6].into(),
+            own_index: 0,
+        };
+        let begun = Instant::now();
+        let gathered = exchange.gather("part", Deadline::In(Duration::from_millis(1)));
+        let error = gathered.unwrap_err();
+        assert!(begun.elapsed() < own / 2, "{:?}", begun.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(error.to_string().contains("did not say"), "{error}");
     }
 
     #[test]
@@ -240,7 +282,7 @@ mod tests {
         const RANKS: u32 = 100;
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let exchange = |own_index| StoreExchange {
-            store: PrefixStore::new("split/0", store.clone()),
+            store: Arc::new(PrefixStore::new("split/0", store.clone())),
             ranks: (0..RANKS).collect(),
             own_index,
         };

@@ -312,8 +312,13 @@ void attach(const GroupPtr& pg, int64_t hook_id, int64_t address) {
   const void* group = reinterpret_cast<const void*>(static_cast<uintptr_t>(address));
   pg->registerPreHook(hook_id, [group](const c10d::PreHookArgs& args) {
     quietly([&] {
-      before(
-          group, static_cast<uint32_t>(args.name), args.root, args.input_tensors, args.output_tensors);
+      try {
+        before(
+            group, static_cast<uint32_t>(args.name), args.root, args.input_tensors, args.output_tensors);
+      } catch (...) {
+        // The other hook of this operation is called all the same: it must not end the operation before.
+        recorder.before(group, nullptr);
+      }
     });
   });
   pg->registerPostHook(hook_id, [group](const c10d::PostHookArgs& args) {

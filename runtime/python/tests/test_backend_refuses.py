@@ -23,6 +23,12 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
             dist.all_reduce(torch.zeros(2, device="meta"))
         with pytest.raises(ValueError, match="torch.quint8"):
             dist.broadcast(torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8), 0)
+        # DLPack describes some of these as whole bytes.
+        for packed in ("uint1", "int2", "int4", "uint4"):
+            dtype = getattr(torch, packed, None)
+            if dtype is not None:
+                with pytest.raises(ValueError, match=f"elements of type torch.{packed}:"):
+                    dist.all_reduce(torch.ones(2, dtype=torch.uint8).view(dtype))
         with pytest.raises(ValueError, match="torch.sparse_coo"):
             dist.broadcast(torch.zeros(2).to_sparse(), 0)
         with pytest.raises(ValueError, match="ReduceOp.SUM only"):

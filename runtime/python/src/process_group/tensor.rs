@@ -84,9 +84,23 @@ impl<'py, 't> Tensors<'py, 't> {
         })?;
         let view = exchange.as_ref().and_then(|exchange| exchange.view(tensor));
         match view {
-            Some(view) if !self.is_lazy(tensor, view.dtype)? => Ok(Some(view)),
+            Some(view)
+                if !self.is_packed(tensor, view.dtype)? && !self.is_lazy(tensor, view.dtype)? =>
+            {
+                Ok(Some(view))
+            }
             _ => Ok(None),
         }
+    }
+
+    /// Whether the tensor's elements are of another type than `described`: DLPack describes some that are narrower than
+    /// a byte as whole bytes.
+    fn is_packed(&self, tensor: &Bound<'py, PyAny>, described: DType) -> PyResult<bool> {
+        if !matches!(described, DType::I8 | DType::U8) {
+            return Ok(false);
+        }
+        let dtype = tensor.getattr(intern!(self.py, "dtype"))?;
+        Ok(self.types.of(&dtype) != described)
     }
 
     /// Whether the tensor is a view whose elements are the conjugates or the negatives of what is in memory.

@@ -7,6 +7,7 @@ use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::limit::with_limit;
 use crate::store::{Store, StoreQuery, absent_among};
 use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::text;
@@ -184,13 +185,17 @@ fn agree_to_shrink(
         .map(|&rank| agreement.arrival(rank))
         .collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let error = match store.wait(&keys, time_until(deadline)) {
-        Err(error) if error.kind() == ErrorKind::Timeout => error,
+    // A wait whose connection has gone silent leaves time to name the absent ranks over another one.
+    let limit = deadline + EXTRA_TIME / 2;
+    match with_limit(limit, || store.wait(&keys, time_until(deadline))) {
+        Err(error) if error.kind() == ErrorKind::Timeout => {}
         waited => return waited,
-    };
-    let absent = absent_among(store, &keys, deadline + EXTRA_TIME).at_least()?;
+    }
+    // What is known must be said before the agreement has to end.
+    let absent = absent_among(store, &keys, deadline + EXTRA_TIME * 7 / 8).at_least()?;
     if absent.is_empty() {
-        return Err(error);
+        // The last one came after the wait had ended.
+        return Ok(());
     }
     let absent: Vec<Rank> = absent.into_iter().map(|index| remaining[index]).collect();
     let named = text::ranks(&absent, MAX_RANKS);

@@ -11,7 +11,7 @@ thread_local! {
 /// `until`, whatever their own time-outs are.
 ///
 /// [`Store::obeys_limits`]: super::Store::obeys_limits
-pub(super) fn with_limit<T>(until: Instant, body: impl FnOnce() -> T) -> T {
+pub(crate) fn with_limit<T>(until: Instant, body: impl FnOnce() -> T) -> T {
     /// Restores the earlier limit, also after a panic.
     struct Restore(Option<Instant>);
     impl Drop for Restore {

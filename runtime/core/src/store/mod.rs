@@ -10,7 +10,7 @@
 mod collectives;
 mod file;
 mod hash;
-mod limit;
+pub(crate) mod limit;
 mod prefix;
 mod query;
 mod table;

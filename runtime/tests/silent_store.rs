@@ -4,7 +4,9 @@
 
 use rcomm::config::RingDir;
 use rcomm::store::TcpStoreServer;
-use rcomm::{Config, ErrorKind, GroupOptions, Rendezvous, Result, Store, TcpStore, World};
+use rcomm::{
+    Config, ErrorKind, GroupOptions, MissingRanks, Rendezvous, Result, Store, TcpStore, World,
+};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +15,10 @@ use std::time::{Duration, Instant};
 
 /// The store's own time-out, which no call may take.
 const OWN: Duration = Duration::from_secs(3600);
+/// The time-out of each call.
+const SHORT: Duration = Duration::from_millis(100);
+/// More than any call may take: a monitored barrier ends 6 s after its time-out, the others 2 s or 3 s.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Listens in front of the store at `port`, and passes answers on while `is_silent` is false. Returns its own port.
 fn stand_in_front_of(port: u16, is_silent: Arc<AtomicBool>) -> u16 {
@@ -41,7 +47,75 @@ fn pass(mut server: TcpStream, mut client: TcpStream, is_silent: &AtomicBool) {
 }
 
 #[test]
-fn shrink_search_and_merges_end_at_their_time_outs_when_the_store_is_silent() {
+fn shrink_names_absent_ranks_though_its_connection_fell_silent_during_the_wait() {
+    let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+    let port = fall_silent_at_the_wait_of_a_shrink(server.port());
+    let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port, OWN).unwrap());
+    let dumps = tempfile::tempdir().unwrap();
+    let world = &|rank| {
+        let config = Config {
+            rendezvous: Some(Rendezvous::explicit(rank, 2, "127.0.0.1", 1).unwrap()),
+            ring_dir: RingDir::Memory,
+            dump_dir: dumps.path().to_owned(),
+            ..Config::default()
+        };
+        World::builder(config).store(store.clone()).init().unwrap()
+    };
+    std::thread::scope(|scope| {
+        let (tried, all_tried) = mpsc::channel::<()>();
+        let other = scope.spawn(move || {
+            let world = world(1);
+            world.group().barrier().unwrap();
+            let _ = all_tried.recv();
+            world.shutdown()
+        });
+        let world = world(0);
+        world.group().barrier().unwrap();
+        world.group().set_timeout(SHORT);
+        let shrunk = world.group().shrink(&[], &GroupOptions::named("all"));
+        let error = shrunk.map(drop).unwrap_err();
+        assert_eq!(error.ranks(), [1], "{error}");
+        drop(tried);
+        world.shutdown().unwrap();
+        other.join().unwrap().unwrap();
+    });
+}
+
+/// Listens in front of the store at `port`. The connection that first sends a wait of a shrink gets no answer from then
+/// on; others get all. Returns its own port.
+fn fall_silent_at_the_wait_of_a_shrink(port: u16) -> u16 {
+    const WAIT: u8 = 6;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let own_port = listener.local_addr().unwrap().port();
+    let has_fallen = Arc::new(AtomicBool::new(false));
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(|client| client.ok()) {
+            let server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+            let (mut requests, mut to_server) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let is_silent = Arc::new(AtomicBool::new(false));
+            let (has_fallen, silence) = (has_fallen.clone(), is_silent.clone());
+            std::thread::spawn(move || {
+                let mut request = [0; 4096];
+                while let Ok(received @ 1..) = requests.read(&mut request) {
+                    let sent = &request[..received];
+                    let is_of_shrink = sent.windows(7).any(|part| part == b"shrink/");
+                    if sent[0] == WAIT && is_of_shrink && !has_fallen.swap(true, Ordering::SeqCst) {
+                        silence.store(true, Ordering::SeqCst);
+                    }
+                    if to_server.write_all(sent).is_err() {
+                        return;
+                    }
+                }
+            });
+            std::thread::spawn(move || pass(server, client, &is_silent));
+        }
+    });
+    own_port
+}
+
+#[test]
+fn calls_through_the_store_end_at_their_time_outs_when_it_is_silent() {
     let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
     let is_silent = Arc::new(AtomicBool::new(false));
     let port = stand_in_front_of(server.port(), is_silent.clone());
@@ -59,9 +133,15 @@ fn shrink_search_and_merges_end_at_their_time_outs_when_the_store_is_silent() {
     };
     std::thread::scope(|scope| {
         let (tried, all_tried) = mpsc::channel();
+        let (silenced, silence) = mpsc::channel();
         let other = scope.spawn(move || {
             let world = world(1);
             world.group().barrier().unwrap();
+            if silence.recv().is_ok() {
+                world.group().set_timeout(SHORT);
+                let barrier = || world.group().monitored_barrier(MissingRanks::All);
+                assert_fails_in_time("monitored_barrier of rank 1", barrier);
+            }
             // Also if the first rank has failed.
             let _ = all_tried.recv();
             world.shutdown()
@@ -69,6 +149,7 @@ fn shrink_search_and_merges_end_at_their_time_outs_when_the_store_is_silent() {
         let world = world(0);
         world.group().barrier().unwrap();
         is_silent.store(true, Ordering::SeqCst);
+        silenced.send(()).unwrap();
         try_all(&world, &store);
         is_silent.store(false, Ordering::SeqCst);
         tried.send(()).unwrap();
@@ -80,8 +161,7 @@ fn shrink_search_and_merges_end_at_their_time_outs_when_the_store_is_silent() {
 /// Makes all calls at the same time, each of which must fail because the store does not reply.
 fn try_all(world: &World, store: &Arc<dyn Store>) {
     let group = world.group();
-    let short = Duration::from_millis(100);
-    group.set_timeout(short);
+    group.set_timeout(SHORT);
     let options = GroupOptions::named("all");
     type Call<'a> = Box<dyn FnOnce() -> Result<()> + Send + 'a>;
     let calls: Vec<(&str, Call<'_>)> = vec![
@@ -91,7 +171,11 @@ fn try_all(world: &World, store: &Arc<dyn Store>) {
         ),
         (
             "find_absent",
-            Box::new(|| group.find_absent(short).map(drop)),
+            Box::new(|| group.find_absent(SHORT).map(drop)),
+        ),
+        (
+            "monitored_barrier",
+            Box::new(|| group.monitored_barrier(MissingRanks::All)),
         ),
         (
             "merge",
@@ -107,15 +191,19 @@ fn try_all(world: &World, store: &Arc<dyn Store>) {
     ];
     std::thread::scope(|scope| {
         for (name, call) in calls {
-            scope.spawn(move || {
-                let begun = Instant::now();
-                let error = call().unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Timeout, "{name}: {error}");
-                let text = error.to_string();
-                assert!(text.contains("the store"), "{name}: {text}");
-                let took = begun.elapsed();
-                assert!(took < OWN / 30, "{name}: {took:?}");
-            });
+            scope.spawn(move || assert_fails_in_time(name, call));
         }
     });
+}
+
+/// Makes a call that must fail because the store does not reply, without accusing a rank.
+fn assert_fails_in_time(name: &str, call: impl FnOnce() -> Result<()>) {
+    let begun = Instant::now();
+    let error = call().unwrap_err();
+    let took = begun.elapsed();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{name}: {error}");
+    assert!(error.ranks().is_empty(), "{name}: {error}");
+    let text = error.to_string();
+    assert!(text.contains("the store"), "{name}: {text}");
+    assert!(took < LONGEST, "{name}: {took:?}");
 }

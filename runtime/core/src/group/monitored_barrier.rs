@@ -39,7 +39,8 @@ impl ProcessGroup {
     ///
     /// # Blocking
     /// Until all members have arrived, or the handle's time-out has passed; up to 5 s longer until the result is
-    /// published; then up to 1 s longer to remove the barrier's keys, if the store does not reply.
+    /// published, or if the store does not reply; then up to 1 s longer to remove the barrier's keys, if the store does
+    /// not reply.
     ///
     /// # Errors
     /// `Timeout` names the ranks that did not arrive, as `missing` selects, by their numbers in the world; or
@@ -290,8 +291,8 @@ const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
     end: End::Own,
 };
 
-/// How long the other ranks wait for the result from rank 0 after their time-out has passed. Rank 0 takes at most
-/// half of it to find the absent ranks.
+/// How long after its time-out a monitored barrier may last. Rank 0 takes at most half of it to find the absent ranks;
+/// the others wait for its result for three quarters.
 const RESULT_TIME: Duration = Duration::from_secs(5);
 /// How often a waiting rank checks whether the group was aborted.
 const ABORT_CHECK: Duration = Duration::from_millis(250);
@@ -307,10 +308,12 @@ struct MonitoredBarrier {
 impl MonitoredBarrier {
     /// Carries out this rank's part.
     fn call(&self, share: &Share) -> Result<()> {
+        // Earlier operations may have kept this rank for longer than its time-out.
+        let due = share.due().max(Instant::now());
         let absent_list = if self.rank == 0 {
-            self.collect(share)?
+            self.collect(share, due)?
         } else {
-            self.arrive(share)?
+            self.arrive(share, due)?
         };
         if absent_list.is_empty() {
             return Ok(());
@@ -325,7 +328,7 @@ impl MonitoredBarrier {
 
     /// Waits for the other ranks. Publishes and returns the absent ranks that the error is to name: their numbers,
     /// separated by commas; empty if all have arrived. Runs on rank 0.
-    fn collect(&self, share: &Share) -> Result<String> {
+    fn collect(&self, share: &Share, due: Instant) -> Result<String> {
         let arrivals: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))
             .collect();
@@ -334,8 +337,8 @@ impl MonitoredBarrier {
             return Ok(String::new());
         }
         let mut absent: Vec<Rank> = Vec::new();
-        if !self.wait(share, &arrivals, share.due())? {
-            let until = Instant::now() + RESULT_TIME / 2;
+        if !self.wait(share, &arrivals, due, due)? {
+            let until = due + RESULT_TIME / 2;
             let found = absent_among(&*self.store, &arrivals, until);
             let found = found.at_least().map_err(Error::sparing_group)?;
             absent.extend(found.into_iter().map(|index| self.ranks[index + 1]));
@@ -345,7 +348,8 @@ impl MonitoredBarrier {
         }
         let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
         let absent_list = names.join(", ");
-        let published = self.store.set(&key(share, RESULT), absent_list.as_bytes());
+        let result_key = key(share, RESULT);
+        let published = self.ask(due, |store| store.set(&result_key, absent_list.as_bytes()));
         published.map_err(Error::sparing_group)?;
         // Only this rank reads them, and repeated barriers would fill the store.
         let arrivals: Vec<String> = arrivals.into_iter().map(str::to_owned).collect();
@@ -358,20 +362,25 @@ impl MonitoredBarrier {
     }
 
     /// Announces this rank, then waits for the result from rank 0 and returns it.
-    fn arrive(&self, share: &Share) -> Result<String> {
+    fn arrive(&self, share: &Share, due: Instant) -> Result<String> {
         let result_key = key(share, RESULT);
         let arrival = key(share, &self.rank.to_string());
-        self.store
-            .set(&arrival, b"1")
+        self.ask(due, |store| store.set(&arrival, b"1"))
             .map_err(Error::sparing_group)?;
-        if !self.wait(share, &[&result_key], share.due() + RESULT_TIME)? {
+        // The rest is for the question whether the store has no result, or does not answer.
+        let until = due + RESULT_TIME * 3 / 4;
+        let is_there = self.wait(share, &[&result_key], until, due)?
+            || self
+                .ask(due, |store| store.check(&[&result_key]))
+                .map_err(Error::sparing_group)?;
+        if !is_there {
             let message = format!(
                 "rank {} published no result of the monitored barrier",
                 self.ranks[0]
             );
             return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
         }
-        let names = self.store.get(&result_key, ABORT_CHECK);
+        let names = self.ask(due, |store| store.get(&result_key, ABORT_CHECK));
         let names = names.map_err(Error::sparing_group)?;
         let absent_list = String::from_utf8_lossy(&names).into_owned();
         // Rank 0 has removed the keys of those that came in time, and needs none any more. A single name may be the
@@ -396,6 +405,11 @@ impl MonitoredBarrier {
         Ok(absent_list)
     }
 
+    /// Makes requests that end with the barrier, whose time-out passes at `due`, whatever the store's own time-out is.
+    fn ask<T>(&self, due: Instant, requests: impl FnOnce(&dyn Store) -> T) -> T {
+        with_limit(due + RESULT_TIME, || requests(&*self.store))
+    }
+
     /// Removes keys of this barrier by `remove`. If the store fails or does not answer in time, keys stay there: that
     /// changes nothing about the result, which this rank has.
     fn tidy(&self, share: &Share, remove: impl FnOnce(&dyn Store) -> Result<()> + Send + 'static) {
@@ -405,14 +419,15 @@ impl MonitoredBarrier {
         }
     }
 
-    /// Waits until `until` for all of these keys; returns whether they are there.
+    /// Waits until `until` for all of these keys, in a barrier whose time-out passes at `due`; returns whether they are there.
     ///
     /// # Errors
     /// The store's, or the group's if it fails or is aborted.
-    fn wait(&self, share: &Share, keys: &[&str], until: Instant) -> Result<bool> {
+    fn wait(&self, share: &Share, keys: &[&str], until: Instant, due: Instant) -> Result<bool> {
         loop {
             let rest = until.saturating_duration_since(Instant::now());
-            match self.store.wait(keys, rest.clamp(MIN_WAIT, ABORT_CHECK)) {
+            let wait = rest.clamp(MIN_WAIT, ABORT_CHECK);
+            match self.ask(due, |store| store.wait(keys, wait)) {
                 Ok(()) => return Ok(true),
                 Err(error) if error.kind() != ErrorKind::Timeout => {
                     return Err(error.sparing_group());

@@ -316,7 +316,7 @@ void attach(const GroupPtr& pg, int64_t hook_id, int64_t address) {
         before(
             group, static_cast<uint32_t>(args.name), args.root, args.input_tensors, args.output_tensors);
       } catch (...) {
-        // The other hook of this operation is called all the same: it must not end the operation before.
+        // The post-hook is called all the same, and must not find an operation that PyTorch refused earlier.
         recorder.before(group, nullptr);
       }
     });

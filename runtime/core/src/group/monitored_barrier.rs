@@ -419,7 +419,8 @@ impl MonitoredBarrier {
         }
     }
 
-    /// Waits until `until` for all of these keys, in a barrier whose time-out passes at `due`; returns whether they are there.
+    /// Waits until `until` for all of these keys, in a barrier whose time-out passes at `due`; returns whether they
+    /// are there.
     ///
     /// # Errors
     /// The store's, or the group's if it fails or is aborted.

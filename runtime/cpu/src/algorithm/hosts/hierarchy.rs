@@ -43,8 +43,8 @@ impl Hierarchy {
     ///
     /// # Errors
     /// After the deadline, without another request: `Late` with the first rank of each host that had not published when
-    /// the store was last asked, or `Store` if the store has not said which shortly before the deadline. Why the wait was interrupted otherwise; those
-    /// of the store.
+    /// the store was last asked, or `Store` if the store has not said which shortly before the deadline.
+    /// Why the wait was interrupted otherwise; those of the store.
     pub(super) fn find(
         store: &Arc<dyn Store>,
         hosts: &[(usize, Rank)],

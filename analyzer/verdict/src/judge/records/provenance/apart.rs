@@ -29,7 +29,7 @@ struct Life {
     record: usize,
 }
 
-/// Leaves aside the records of each time that contradict those of the times after it.
+/// Leaves aside the records of each time that cannot be of one run with those of the times after it.
 pub(super) fn leave_earlier_times_aside(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -47,13 +47,21 @@ pub(super) fn leave_earlier_times_aside(
         let of = |lives: &[Life]| -> Vec<&Record> {
             lives.iter().map(|life| &records[life.record]).collect()
         };
-        if !are_two_runs(shared, &of(&time), &of(&later), pause_ns) {
+        let Some(sign) = two_runs(shared, &of(&time), &of(&later), pause_ns) else {
             later.extend(time);
             continue;
-        }
+        };
+        let why = match (sign, time.len()) {
+            (Sign::Contradiction, _) => {
+                ", which contradict them: of an earlier run; to judge that run, pass only its files"
+            }
+            (Sign::Time, 1) => ": it is of an earlier run, or the clock of its host is wrong",
+            (Sign::Time, _) => {
+                ": they are of an earlier run, or the clocks of their hosts are wrong"
+            }
+        };
         let before = format!(
-            "and the files of that time were written {} s before the first operation of the others, which contradict \
-             them: of an earlier run; to judge that run, pass only its files",
+            "and the files of that time were written {} s before the first operation of the others{why}",
             pause_ns / 1_000_000_000
         );
         earlier.extend(time.iter().map(|life| (life.record, before.clone())));
@@ -110,28 +118,48 @@ fn times(records: &[Record]) -> Vec<Vec<Life>> {
     times
 }
 
-/// Whether no single run can have left these records, between which lies a pause.
-fn are_two_runs(shared: &Shared, earlier: &[&Record], later: &[&Record], pause_ns: i64) -> bool {
+/// What shows that records are of two runs.
+#[derive(Clone, Copy)]
+enum Sign {
+    /// They contradict each other.
+    Contradiction,
+    /// Only that they lie further apart than the clocks of hosts should.
+    Time,
+}
+
+/// What shows that no single run has left these records, between which lies a pause; `None` if one may have.
+fn two_runs(
+    shared: &Shared,
+    earlier: &[&Record],
+    later: &[&Record],
+    pause_ns: i64,
+) -> Option<Sign> {
     let begun = later.iter().copied().filter(|record| shows_start(record));
     let begun: Vec<&Record> = begun.collect();
     if starts_again(earlier, &begun) {
-        return true;
+        return Some(Sign::Contradiction);
     }
     let by_clock = differ_by_a_clock(earlier, &begun);
     if wait_together(earlier, later) || by_clock == Some(true) {
-        return false;
+        return None;
     }
     let (against, compared) = count_other_calls(shared, earlier, &begun);
     let share = against as f64 / compared.max(1) as f64;
     if against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
-        return true;
+        return Some(Sign::Contradiction);
     }
     // A rank has completed with others what it issued only later. Over a short pause, its clock may be wrong.
     let is_sure = by_clock.is_some() || pause_ns > CLOCKS_AGREE_NS;
-    begins_late(shared, earlier, &begun).is_some_and(|falls_back| {
-        let is_unlike = falls_back || against > 0 || pause_ns > MAX_CLOCK_ERROR_NS;
-        is_sure && is_unlike || list_other_members(shared, earlier, later)
-    })
+    let falls_back = begins_late(shared, earlier, &begun)?;
+    if is_sure && (falls_back || against > 0) || list_other_members(shared, earlier, later) {
+        return Some(Sign::Contradiction);
+    }
+    // If few records are later than all others, their clocks may be ahead.
+    match by_clock {
+        _ if pause_ns <= MAX_CLOCK_ERROR_NS => None,
+        Some(_) => Some(Sign::Contradiction),
+        None => (earlier.len() < later.len()).then_some(Sign::Time),
+    }
 }
 
 fn is_whole(record: &Record) -> bool {

@@ -278,6 +278,20 @@ fn a_ring_that_was_emptied_does_not_show_a_second_run() {
 }
 
 #[test]
+fn a_group_that_is_made_after_the_ring_was_emptied_does_not_show_a_second_run() {
+    let files = (0..4).map(|rank| (by_nccl(rank, 4, &done(1.0, 10)), 12.0));
+    // All but rank 3 wrote another file, which shows the new group from its first operation on.
+    let later = (0..3).map(|rank| {
+        let dump = by_nccl(rank, 4, &waits(101.0, 10));
+        (on_dp(dump, &[0, 1, 2, 3]), 730.0)
+    });
+    let report = judge(files.chain(later));
+    assert_eq!(first(&report), (Code::E101, &[3][..]));
+    assert!((report.findings[0].confidence - 0.5).abs() < 1e-6);
+    assert_eq!(of_earlier_run(&report), 0);
+}
+
+#[test]
 fn files_without_a_time_are_not_of_an_earlier_run() {
     let mut analysis = Analysis::new(Policy::default());
     for rank in 0..4 {

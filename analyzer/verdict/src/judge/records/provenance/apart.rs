@@ -183,11 +183,22 @@ fn group_of(record: &Record, op: &Op) -> u32 {
     record.groups[usize::from(op.group)].group
 }
 
-/// Whether a rank has an earlier record although the ring of a later one shows all that its process has issued.
+/// Whether a rank has an earlier record with operations in a group that begins anew in a later one, whose ring shows all
+/// that its process has issued in it. The ring of another group may begin after the program emptied it.
 fn starts_again(earlier: &[&Record], begun: &[&Record]) -> bool {
-    let key = |record: &Record| (record.rank, record.recorder as u8);
-    let known: HashSet<_> = earlier.iter().map(|record| key(record)).collect();
-    begun.iter().any(|record| known.contains(&key(record)))
+    let groups_of = |record: &Record| -> BTreeSet<(u32, bool)> {
+        let ops = record.ops.iter();
+        ops.map(|op| (group_of(record, op), op.is_p2p)).collect()
+    };
+    let mut known: HashMap<(Rank, Recorder), BTreeSet<(u32, bool)>> = HashMap::new();
+    for record in earlier {
+        let known = known.entry((record.rank, record.recorder)).or_default();
+        known.extend(groups_of(record));
+    }
+    begun.iter().any(|record| {
+        let known = known.get(&(record.rank, record.recorder));
+        known.is_some_and(|known| !known.is_disjoint(&groups_of(record)))
+    })
 }
 
 /// Whether a wrong clock may be all that lies between two of the records: common collectives ended in them at times that
@@ -300,7 +311,11 @@ fn begins_late(shared: &Shared, earlier: &[&Record], begun: &[&Record]) -> Optio
         for record in records.flatten() {
             let of_group = |op: &&Op| !op.is_p2p && group_of(record, op) == group;
             let issued = record.ops.iter().filter(of_group).map(|op| op.seq);
-            let falls_back = newest.is_some() && issued.max() < newest;
+            // A ring that was emptied need not show any operation of a group.
+            let Some(issued) = issued.max() else {
+                continue;
+            };
+            let falls_back = newest.is_some_and(|newest| issued < newest);
             begins_late = begins_late.max(Some(falls_back));
         }
     }

@@ -292,6 +292,34 @@ fn a_group_that_is_made_after_the_ring_was_emptied_does_not_show_a_second_run() 
 }
 
 #[test]
+fn files_of_many_earlier_times_are_left_aside_together() {
+    // Each rank has left a file of another earlier run, which came further.
+    let earlier = (0..12).map(|rank| {
+        let from = -1000.0 * f64::from(rank + 1);
+        (by_nccl(rank, 12, &done(from, 20)), from + 30.0)
+    });
+    let later = (0..12).map(|rank| {
+        let operations = if rank == 0 {
+            done(1.0, 4)
+        } else {
+            waits(1.0, 4)
+        };
+        (by_nccl(rank, 12, &operations), 700.0)
+    });
+    let report = judge(earlier.chain(later));
+    assert_eq!(first(&report), (Code::E101, &[0][..]));
+    // The six oldest are told as one.
+    assert_eq!(of_earlier_run(&report), 7);
+    let together = "the records of ranks 6-11 were left aside";
+    let mut notes = report.problems.iter();
+    assert!(
+        notes.any(|note| note.sentence.starts_with(together)),
+        "{:?}",
+        report.problems
+    );
+}
+
+#[test]
 fn files_without_a_time_are_not_of_an_earlier_run() {
     let mut analysis = Analysis::new(Policy::default());
     for rank in 0..4 {

@@ -10,7 +10,7 @@ use super::{
     CLOCKS_AGREE_NS, CONTRADICTING_SHARE, CONTRADICTIONS, LeftAside, MAX_CLOCK_ERROR_NS,
     ONE_RUN_NS, contradicts,
 };
-use crate::align::record::{Op, Record};
+use crate::align::record::{Op, Record, position};
 use crate::align::retiring_is_all;
 use crate::align::shared::Shared;
 use crate::judge::policy::own_written_ns;
@@ -29,26 +29,37 @@ struct Life {
     record: usize,
 }
 
+/// At most this many times are told apart, so that many files whose times are unlike do not cost much.
+const MOST_TIMES: usize = 8;
+
 /// Leaves aside the records of each time that cannot be of one run with those of the times after it.
 pub(super) fn leave_earlier_times_aside(
     shared: &Shared,
     records: &mut Vec<Record>,
     aside: &mut LeftAside,
 ) {
-    let mut times = times(records).into_iter().rev();
-    let Some(mut later) = times.next() else {
+    let mut times = times(shared, records);
+    if times.len() < 2 {
         return;
-    };
+    }
+    if times.len() > MOST_TIMES {
+        let oldest = times.drain(..=times.len() - MOST_TIMES);
+        let oldest: Vec<Life> = oldest.flatten().collect();
+        times.insert(0, oldest);
+    }
+    let shows_start = shared.map(records.len(), |record| shows_start(&records[record]));
+    let mut later = Later::default();
     let mut earlier: BTreeMap<usize, String> = BTreeMap::new();
-    for time in times {
-        let from_ns = later.iter().map(|life| life.from_ns).min();
+    for (nth, time) in times.iter().rev().enumerate() {
+        let of_time: Vec<&Record> = time.iter().map(|life| &records[life.record]).collect();
         let until_ns = time.iter().map(|life| life.until_ns).max();
-        let pause_ns = from_ns.unwrap_or(0).saturating_sub(until_ns.unwrap_or(0));
-        let of = |lives: &[Life]| -> Vec<&Record> {
-            lives.iter().map(|life| &records[life.record]).collect()
-        };
-        let Some(sign) = two_runs(shared, &of(&time), &of(&later), pause_ns) else {
-            later.extend(time);
+        let pause_ns = later.from_ns.saturating_sub(until_ns.unwrap_or(0));
+        let sign = (nth > 0).then(|| two_runs(shared, &of_time, &later, pause_ns));
+        let Some(sign) = sign.flatten() else {
+            for life in time {
+                let shows_start = shows_start[life.record];
+                later.add(shared, life, &records[life.record], shows_start);
+            }
             continue;
         };
         let why = match (sign, time.len()) {
@@ -80,10 +91,12 @@ pub(super) fn leave_earlier_times_aside(
 
 /// The records by recorders that state no process, divided where nothing is recorded or written for [`APART_NS`], in
 /// order of time. A record without a known time of writing may have been written at any later time.
-fn times(records: &[Record]) -> Vec<Vec<Life>> {
-    let is_judged =
-        |record: &Record| states_no_process(record.recorder) && !retiring_is_all(record.recorder);
-    let life_of = |(index, record): (usize, &Record)| {
+fn times(shared: &Shared, records: &[Record]) -> Vec<Vec<Life>> {
+    let life_of = |index: usize| {
+        let record = &records[index];
+        if !states_no_process(record.recorder) || retiring_is_all(record.recorder) {
+            return None;
+        }
         let created = record.ops.iter().map(|op| op.created_ns);
         let from_ns = created.min().filter(|&from_ns| from_ns > 0)?;
         let newest_ns = record.newest_ns();
@@ -99,11 +112,8 @@ fn times(records: &[Record]) -> Vec<Vec<Life>> {
             record: index,
         })
     };
-    let judged = records
-        .iter()
-        .enumerate()
-        .filter(|(_, record)| is_judged(record));
-    let mut lives: Vec<Life> = judged.filter_map(life_of).collect();
+    let lives = shared.map(records.len(), life_of).into_iter();
+    let mut lives: Vec<Life> = lives.flatten().collect();
     lives.sort_unstable_by_key(|life| (life.from_ns, life.record));
     let mut times: Vec<Vec<Life>> = Vec::new();
     let mut until_ns = i64::MIN;
@@ -127,30 +137,98 @@ enum Sign {
     Time,
 }
 
+/// What the records of the later times show.
+struct Later<'a> {
+    records: usize,
+    /// When the first of them begins, ns.
+    from_ns: i64,
+    /// The groups of each name, whatever their members.
+    groups: HashMap<(Recorder, &'a str), BTreeSet<u32>>,
+    /// The operations that are pending.
+    pending: HashSet<(u32, u32, u32)>,
+    // Of the records that show all that their processes have issued:
+    /// The groups in which a rank has collectives or messages.
+    used: HashMap<(Recorder, Rank), BTreeSet<(u32, bool)>>,
+    /// The newest collective in the record of the member that has come least far.
+    reached: HashMap<(Recorder, u32), u32>,
+    /// The calls of each collective that has ended on all members.
+    calls: HashMap<(Recorder, u32, u32), BTreeSet<u32>>,
+    /// A record that shows the end of such a collective, and when that was, ns by its clock.
+    ended: HashMap<(Recorder, u32, u32), (usize, i64)>,
+}
+
+impl Default for Later<'_> {
+    fn default() -> Self {
+        Self {
+            records: 0,
+            from_ns: i64::MAX,
+            groups: HashMap::new(),
+            pending: HashSet::new(),
+            used: HashMap::new(),
+            reached: HashMap::new(),
+            calls: HashMap::new(),
+            ended: HashMap::new(),
+        }
+    }
+}
+
+impl<'a> Later<'a> {
+    fn add(&mut self, shared: &'a Shared, life: &Life, record: &Record, shows_start: bool) {
+        self.records += 1;
+        self.from_ns = self.from_ns.min(life.from_ns);
+        for local in &record.groups {
+            let name = shared.groups[local.group as usize].name.as_str();
+            let groups = self.groups.entry((record.recorder, name)).or_default();
+            groups.insert(local.group);
+        }
+        self.pending.extend(pending(record));
+        if !shows_start {
+            return;
+        }
+        let used = self.used.entry((record.recorder, record.rank));
+        used.or_default().extend(used_groups(record));
+        let mut newest: BTreeMap<u32, u32> = BTreeMap::new();
+        for op in record.ops.iter().filter(|op| !op.is_p2p) {
+            let newest = newest.entry(group_of(record, op)).or_default();
+            *newest = op.seq.max(*newest);
+        }
+        for (group, newest) in newest {
+            if position(&shared.groups[group as usize].ranks, record.rank).is_some() {
+                let reached = self.reached.entry((record.recorder, group));
+                let reached = reached.or_insert(newest);
+                *reached = newest.min(*reached);
+            }
+        }
+        add_calls(&mut self.calls, record);
+        for (number, ended_ns) in ends_on_all(record) {
+            let ended = self.ended.entry(number);
+            ended.or_insert((life.record, ended_ns));
+        }
+    }
+}
+
 /// What shows that no single run has left these records, between which lies a pause; `None` if one may have.
 fn two_runs(
     shared: &Shared,
     earlier: &[&Record],
-    later: &[&Record],
+    later: &Later<'_>,
     pause_ns: i64,
 ) -> Option<Sign> {
-    let begun = later.iter().copied().filter(|record| shows_start(record));
-    let begun: Vec<&Record> = begun.collect();
-    if starts_again(earlier, &begun) {
+    if starts_again(earlier, later) {
         return Some(Sign::Contradiction);
     }
-    let by_clock = differ_by_a_clock(earlier, &begun);
+    let by_clock = differ_by_a_clock(earlier, later);
     if wait_together(earlier, later) || by_clock == Some(true) {
         return None;
     }
-    let (against, compared) = count_other_calls(shared, earlier, &begun);
+    let (against, compared) = count_other_calls(shared, earlier, later);
     let share = against as f64 / compared.max(1) as f64;
     if against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
         return Some(Sign::Contradiction);
     }
     // A rank has completed with others what it issued only later. Over a short pause, its clock may be wrong.
     let is_sure = by_clock.is_some() || pause_ns > CLOCKS_AGREE_NS;
-    let falls_back = begins_late(shared, earlier, &begun)?;
+    let falls_back = begins_late(earlier, later)?;
     if is_sure && (falls_back || against > 0) || list_other_members(shared, earlier, later) {
         return Some(Sign::Contradiction);
     }
@@ -158,7 +236,7 @@ fn two_runs(
     match by_clock {
         _ if pause_ns <= MAX_CLOCK_ERROR_NS => None,
         Some(_) => Some(Sign::Contradiction),
-        None => (earlier.len() < later.len()).then_some(Sign::Time),
+        None => (earlier.len() < later.records).then_some(Sign::Time),
     }
 }
 
@@ -183,39 +261,30 @@ fn group_of(record: &Record, op: &Op) -> u32 {
     record.groups[usize::from(op.group)].group
 }
 
+/// The groups in which a record has collectives or messages.
+fn used_groups(record: &Record) -> BTreeSet<(u32, bool)> {
+    let ops = record.ops.iter();
+    ops.map(|op| (group_of(record, op), op.is_p2p)).collect()
+}
+
 /// Whether a rank has an earlier record with operations in a group that begins anew in a later one, whose ring shows all
 /// that its process has issued in it. The ring of another group may begin after the program emptied it.
-fn starts_again(earlier: &[&Record], begun: &[&Record]) -> bool {
-    let groups_of = |record: &Record| -> BTreeSet<(u32, bool)> {
-        let ops = record.ops.iter();
-        ops.map(|op| (group_of(record, op), op.is_p2p)).collect()
-    };
-    let mut known: HashMap<(Rank, Recorder), BTreeSet<(u32, bool)>> = HashMap::new();
-    for record in earlier {
-        let known = known.entry((record.rank, record.recorder)).or_default();
-        known.extend(groups_of(record));
-    }
-    begun.iter().any(|record| {
-        let known = known.get(&(record.rank, record.recorder));
-        known.is_some_and(|known| !known.is_disjoint(&groups_of(record)))
+fn starts_again(earlier: &[&Record], later: &Later<'_>) -> bool {
+    earlier.iter().any(|record| {
+        let used = later.used.get(&(record.recorder, record.rank));
+        used.is_some_and(|used| !used.is_disjoint(&used_groups(record)))
     })
 }
 
 /// Whether a wrong clock may be all that lies between two of the records: common collectives ended in them at times that
 /// differ by always the same. `None` if no two records have enough in common.
-fn differ_by_a_clock(earlier: &[&Record], begun: &[&Record]) -> Option<bool> {
-    let mut after: HashMap<(Recorder, u32, u32), (usize, i64)> = HashMap::new();
-    for (index, record) in begun.iter().enumerate() {
-        for (number, ended_ns) in ends_on_all(record) {
-            after.entry(number).or_insert((index, ended_ns));
-        }
-    }
+fn differ_by_a_clock(earlier: &[&Record], later: &Later<'_>) -> Option<bool> {
     let mut by_clock = None;
     for record in earlier {
         // By later record: the number of common collectives, and the least and the greatest time between their ends.
         let mut apart: HashMap<usize, (usize, i64, i64)> = HashMap::new();
         for (number, ended_ns) in ends_on_all(record) {
-            if let Some(&(other, later_ns)) = after.get(&number) {
+            if let Some(&(other, later_ns)) = later.ended.get(&number) {
                 let ns = later_ns.saturating_sub(ended_ns);
                 let (common, least, greatest) = apart.entry(other).or_insert((0, ns, ns));
                 (*common, *least, *greatest) = (*common + 1, ns.min(*least), ns.max(*greatest));
@@ -239,39 +308,37 @@ fn ends_on_all(record: &Record) -> impl Iterator<Item = ((Recorder, u32, u32), i
     })
 }
 
+/// The operations of a record that are pending.
+fn pending(record: &Record) -> impl Iterator<Item = (u32, u32, u32)> {
+    let pending = record.ops.iter().filter(|op| !op.has_ended());
+    pending.map(|op| (group_of(record, op), op.seq, op.p2p_seq))
+}
+
 /// Whether one operation is pending in an earlier and in a later record.
-fn wait_together(earlier: &[&Record], later: &[&Record]) -> bool {
-    let waits = |records: &[&Record]| -> HashSet<(u32, u32, u32)> {
-        let of = |record: &&Record| -> Vec<(u32, u32, u32)> {
-            let pending = record.ops.iter().filter(|op| !op.has_ended());
-            pending
-                .map(|op| (group_of(record, op), op.seq, op.p2p_seq))
-                .collect()
-        };
-        records.iter().flat_map(of).collect()
-    };
-    !waits(earlier).is_disjoint(&waits(later))
+fn wait_together(earlier: &[&Record], later: &Later<'_>) -> bool {
+    let mut waits = earlier.iter().flat_map(|record| pending(record));
+    waits.any(|operation| later.pending.contains(&operation))
+}
+
+/// Adds the calls of the collectives of a record that have ended on all members.
+fn add_calls(calls: &mut HashMap<(Recorder, u32, u32), BTreeSet<u32>>, record: &Record) {
+    for op in record.ops.iter().filter(|op| has_ended_on_all(op)) {
+        let number = (record.recorder, group_of(record, op), op.seq);
+        calls.entry(number).or_default().insert(op.call);
+    }
 }
 
 /// The number of collectives of which all earlier records show one call and all later records another, and the number
 /// of those that both show.
-fn count_other_calls(shared: &Shared, earlier: &[&Record], begun: &[&Record]) -> (usize, usize) {
+fn count_other_calls(shared: &Shared, earlier: &[&Record], later: &Later<'_>) -> (usize, usize) {
     // The numbers of a group that was made twice begin anew, and a ring that has wrapped does not show how often it was.
-    let calls_of = |records: &mut dyn Iterator<Item = &&Record>| {
-        let mut calls: HashMap<(Recorder, u32, u32), BTreeSet<u32>> = HashMap::new();
-        for record in records {
-            for op in record.ops.iter().filter(|op| has_ended_on_all(op)) {
-                let number = (record.recorder, group_of(record, op), op.seq);
-                calls.entry(number).or_default().insert(op.call);
-            }
-        }
-        calls
-    };
-    let before = calls_of(&mut earlier.iter().filter(|record| is_whole(record)));
-    let after = calls_of(&mut begun.iter());
+    let mut before = HashMap::new();
+    for record in earlier.iter().filter(|record| is_whole(record)) {
+        add_calls(&mut before, record);
+    }
     let (mut against, mut compared) = (0, 0);
-    for (number, calls) in &after {
-        if let Some(others) = before.get(number) {
+    for (number, others) in &before {
+        if let Some(calls) = later.calls.get(number) {
             compared += 1;
             let differ = |&call: &u32| {
                 others
@@ -285,8 +352,9 @@ fn count_other_calls(shared: &Shared, earlier: &[&Record], begun: &[&Record]) ->
 }
 
 /// Whether an earlier record shows a collective as completed that needs all members, although the ring of a later one,
-/// of a member, begins after that; and then, whether that ring does not even reach the number of the collective.
-fn begins_late(shared: &Shared, earlier: &[&Record], begun: &[&Record]) -> Option<bool> {
+/// of a member, begins after that; and then, whether that ring does not even reach the number of the collective. A ring
+/// that shows no collective of the group does not count: the program may have emptied it.
+fn begins_late(earlier: &[&Record], later: &Later<'_>) -> Option<bool> {
     let mut completed: HashMap<(Recorder, u32), Option<u32>> = HashMap::new();
     for record in earlier {
         for op in record.ops.iter().filter(|op| has_ended_on_all(op)) {
@@ -299,54 +367,29 @@ fn begins_late(shared: &Shared, earlier: &[&Record], begun: &[&Record]) -> Optio
             }
         }
     }
-    let mut of_rank: HashMap<(Recorder, Rank), Vec<&Record>> = HashMap::new();
-    for record in begun {
-        let of_rank = of_rank.entry((record.recorder, record.rank));
-        of_rank.or_default().push(record);
-    }
-    let mut begins_late = None;
-    for (&(recorder, group), &newest) in &completed {
-        let members = shared.groups[group as usize].ranks.iter();
-        let records = members.filter_map(|&rank| of_rank.get(&(recorder, rank)));
-        for record in records.flatten() {
-            let of_group = |op: &&Op| !op.is_p2p && group_of(record, op) == group;
-            let issued = record.ops.iter().filter(of_group).map(|op| op.seq);
-            // A ring that was emptied need not show any operation of a group.
-            let Some(issued) = issued.max() else {
-                continue;
-            };
-            let falls_back = newest.is_some_and(|newest| issued < newest);
-            begins_late = begins_late.max(Some(falls_back));
-        }
-    }
-    begins_late
+    let falls_back = completed.iter().filter_map(|(group, newest)| {
+        let reached = later.reached.get(group)?;
+        Some(newest.is_some_and(|newest| *reached < newest))
+    });
+    falls_back.max()
 }
 
 /// Whether a group has other members in an earlier record than in a later one, and one of them is in both.
-fn list_other_members(shared: &Shared, earlier: &[&Record], later: &[&Record]) -> bool {
-    let groups_of = |records: &[&Record]| -> BTreeSet<(u8, u32)> {
-        let of = |record: &&Record| -> Vec<(u8, u32)> {
-            let groups = record.groups.iter();
-            groups
-                .map(|local| (record.recorder as u8, local.group))
-                .collect()
-        };
-        records.iter().flat_map(of).collect()
+fn list_other_members(shared: &Shared, earlier: &[&Record], later: &Later<'_>) -> bool {
+    let of = |record: &&Record| -> Vec<(Recorder, u32)> {
+        let groups = record.groups.iter();
+        groups.map(|local| (record.recorder, local.group)).collect()
     };
-    let (before, after) = (groups_of(earlier), groups_of(later));
-    let contradict = |&(recorder, group): &(u8, u32), &(other_recorder, other): &(u8, u32)| {
-        let (group, other) = (
-            &shared.groups[group as usize],
-            &shared.groups[other as usize],
-        );
-        recorder == other_recorder
-            && group.name == other.name
-            && group.ranks != other.ranks
-            && group.ranks.iter().any(|rank| other.ranks.contains(rank))
-    };
-    before
-        .iter()
-        .any(|group| after.iter().any(|other| contradict(group, other)))
+    let before: HashSet<(Recorder, u32)> = earlier.iter().flat_map(of).collect();
+    before.iter().any(|&(recorder, group)| {
+        let group = &shared.groups[group as usize];
+        let of_name = later.groups.get(&(recorder, group.name.as_str()));
+        of_name.into_iter().flatten().any(|&other| {
+            let other = &shared.groups[other as usize].ranks;
+            let in_both = |&rank: &Rank| position(other, rank).is_some();
+            group.ranks != *other && group.ranks.iter().any(in_both)
+        })
+    })
 }
 
 /// Whether an operation is a collective that has ended, and that ends on no rank before all have issued it.

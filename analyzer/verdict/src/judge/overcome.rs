@@ -11,21 +11,22 @@ use rcomm_recorder::model::{EntryState, Failure, OpType, Rank};
 /// that ends because of the error may still complete fewer.
 const LATER_OPERATIONS: usize = 3;
 
-/// Whether an operation has failed and its rank continued: the rank issued [`LATER_OPERATIONS`] others later, and
-/// completed them. Sends do not count, since a send may complete although its receiver never comes, and neither do
-/// operations in a group of one rank.
+/// Whether an operation has failed and its rank [`continued`].
 pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bool {
-    if op.state != EntryState::Failed {
-        return false;
-    }
-    let failed_ns = op.failed_ns().unwrap_or(op.created_ns);
+    op.state == EntryState::Failed
+        && continued(aligned, record, op.failed_ns().unwrap_or(op.created_ns))
+}
+
+/// Whether a rank has issued [`LATER_OPERATIONS`] after a time, ns by its own clock, and completed them. Sends do not
+/// count, since a send may complete although its receiver never comes, and neither do operations in a group of one rank.
+pub(crate) fn continued(aligned: &Aligned<'_>, record: RecordIx, after_ns: i64) -> bool {
     let with_others = |op: &&Op| {
         let lane = aligned.lanes[record].get(usize::from(op.group));
         lane.is_some_and(|lane| aligned.groups[lane.group].ranks.len() != 1)
     };
     let newest_first = aligned.records[record].ops.iter().rev();
     newest_first
-        .take_while(|op| op.created_ns > failed_ns)
+        .take_while(|op| op.created_ns > after_ns)
         .filter(|op| op.completed() && op.kind != OpType::Send)
         .filter(with_others)
         .take(LATER_OPERATIONS)

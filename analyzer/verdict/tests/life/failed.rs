@@ -3,7 +3,7 @@
 use crate::job::{State, alive, at, dead, fails, record};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{InstanceState, Policy, Report, Verdict, analyze};
+use rcomm_verdict::{Code, InstanceState, Policy, Report, Verdict, analyze};
 
 /// A live report on three ranks, of which rank 1 was killed in the second operation. `state` is that of the operation
 /// on the others.
@@ -83,4 +83,41 @@ fn ranks_that_are_still_in_a_call_wait() {
     assert!(sentence.contains("2 ranks are still there"), "{sentence}");
     assert!(!report.has_failed());
     assert_eq!(report.word(), "stuck");
+}
+
+#[test]
+fn a_rank_that_went_on_after_a_time_out_and_died_is_accused() {
+    // Rank 1 timed out in a group of its own with rank 2, went on with all ranks, and was killed.
+    for about in [&[][..], &[2]] {
+        let paced = (0..10).map(|number| 10.0 * f64::from(number));
+        let done: Vec<_> = paced.map(|then| (then, State::Done(then + 0.1))).collect();
+        let dumps = [0, 1, 2, 3].map(|rank| {
+            if rank != 1 {
+                let operations = [&done[..], &[(100.0, State::Failed(101.0))]].concat();
+                let dump = record(rank, 4, &operations);
+                return fails(dump, FailureKind::PeerGone, &[1], 101.0);
+            }
+            let side = [(0.0, State::Failed(5.0))];
+            let mut dump = fails(record(rank, 4, &side), FailureKind::Timeout, about, 5.0);
+            let operations = [&side[..], &done, &[(100.0, State::Pending)]].concat();
+            dump.entries = record(rank, 4, &operations).entries;
+            for entry in &mut dump.entries[1..] {
+                entry.collective_seq_id -= 1;
+            }
+            let mut made = dump.groups[0].clone();
+            (made.info.id, made.info.name) = (1, "1".to_owned());
+            (made.info.desc, made.info.ranks) = ("side".to_owned(), [1, 2].into());
+            dump.groups.push(made);
+            dump.entries[0].group = 1;
+            dump.failures[0].group = Some(1);
+            dump
+        });
+        let report = analyze(&dumps, &Policy::default());
+        let first = report.findings.first().expect("the report has a finding");
+        assert_eq!(
+            (first.code, &first.culprit_ranks[..]),
+            (Code::E150, &[1][..]),
+            "{about:?}: {first:?}"
+        );
+    }
 }

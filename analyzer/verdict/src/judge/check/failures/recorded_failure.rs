@@ -9,7 +9,7 @@ use super::timed_out::late;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
-use crate::judge::overcome::is_overcome;
+use crate::judge::overcome::{continued, is_overcome};
 use crate::judge::waits::wait_graph::Node;
 use crate::report::format::{format_ranks, printable, time_of_day};
 use crate::report::{Code, Finding, SeqKind};
@@ -35,11 +35,12 @@ impl Check for RecordedFailure {
                 .filter(|recorded| recorded.failure.kind == kind)
                 .collect()
         };
-        let given_up = given_up_ns(&recorded);
+        let given_up = given_up_ns(ctx, &recorded);
         let mut lost = of_kind(FailureKind::PeerGone);
         lost.retain(|recorded| !recorded.failure.text.contains(RUNS));
         let lost_after = lost.split_off(lost.partition_point(|recorded| recorded.at_ns < given_up));
-        let timeouts = of_kind(FailureKind::Timeout);
+        let mut timeouts = of_kind(FailureKind::Timeout);
+        timeouts.retain(|timeout| !is_caught(ctx, timeout));
         let draft = gone(ctx, &lost, &timeouts)
             .or_else(|| late(ctx, &timeouts))
             .or_else(|| aborted(ctx, &of_kind(FailureKind::Abort)))
@@ -64,10 +65,10 @@ pub(super) struct Recorded<'a> {
 
 /// When the first rank gave up at a time-out that names others, or aborted a group, common time, ns; `i64::MAX` if none
 /// did. Ranks that are lost later left because the first gave up. `recorded` is ordered by time.
-fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
+fn given_up_ns(ctx: &Context<'_>, recorded: &[Recorded<'_>]) -> i64 {
     let mut found = recorded.iter();
     let first = found.find(|recorded| match recorded.failure.kind {
-        FailureKind::Timeout => !recorded.failure.ranks.is_empty(),
+        FailureKind::Timeout => !recorded.failure.ranks.is_empty() && !is_caught(ctx, recorded),
         kind => kind == FailureKind::Abort,
     });
     first.map_or(i64::MAX, |recorded| recorded.at_ns)
@@ -75,7 +76,12 @@ fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
 
 /// Whether ranks gave up before this common time, ns: at a time-out that names others, or by an abort.
 pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
-    given_up_ns(&recorded(ctx)) < at_ns
+    given_up_ns(ctx, &recorded(ctx)) < at_ns
+}
+
+/// Whether the program of a rank that recorded a failure caught the error and continued.
+fn is_caught(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
+    continued(ctx.aligned, recorded.record, recorded.failure.time_ns)
 }
 
 /// A sentence on the first of the [`lasting`] failures, settled or not; `None` if there are none. That a group was
@@ -152,7 +158,7 @@ fn follows_from_the_end(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
 }
 
 /// E150: peers that survivors lost. The culprits are the lost ranks that did not lose a peer themselves; if each did,
-/// the ranks that the first failure names. A rank that recorded a time-out gave up because of another, and then left.
+/// the ranks that the first failure names. A rank with one of these time-outs gave up because of another, and then left.
 /// `None` without failures, or if all that were lost had given up.
 fn gone(
     ctx: &Context<'_>,
@@ -172,10 +178,10 @@ fn gone(
         true => failures.first()?.failure.ranks.clone(),
         false => lost_none,
     };
-    let has_given_up = |rank: &Rank| timeouts.iter().any(|timeout| rank_of(timeout) == *rank);
+    let given_up: BTreeSet<Rank> = timeouts.iter().map(rank_of).collect();
     let culprits: Vec<Rank> = culprits
         .into_iter()
-        .filter(|rank| !has_given_up(rank))
+        .filter(|rank| !given_up.contains(rank))
         .collect();
     let (culprits, later) = lost_first(ctx, failures, culprits);
     let about = |recorded: &&Recorded<'_>| {

@@ -262,6 +262,10 @@ pub fn retiring_is_all(recorder: Recorder) -> bool {
     recorder == Recorder::NativeGloo
 }
 
+/// Threads may issue operations in other groups between the parts of a call and its marker, but hardly this many. The
+/// limit bounds the time for a dump of which no operation has ended.
+const MOST_BEFORE_MARKER: usize = 1024;
+
 /// The entry that holds the state and the end of an operation: of a part of a coalesced call, the marker that closes the
 /// call, since recorders note these there only; of every other operation, and of a part whose marker the record lacks, its
 /// own.
@@ -272,7 +276,7 @@ pub fn status_entry<'a>(dump: &'a Dump, entry: &'a Entry) -> &'a Entry {
     let from = (dump.entries).partition_point(|other| other.record_id <= entry.record_id);
     let numbers = |of: &Entry| (of.collective_seq_id, of.p2p_seq_id);
     // The parts of a call and its marker have one number.
-    let mut rest = (dump.entries[from..].iter())
+    let mut rest = (dump.entries[from..].iter().take(MOST_BEFORE_MARKER))
         .filter(|other| other.group == entry.group)
         .take_while(|other| numbers(other) == numbers(entry));
     rest.find(|other| other.op == OpType::Coalesced)

@@ -1,9 +1,9 @@
 //! Tests that a call that has failed is shown as failed, with its error, and not as waiting.
 
 use crate::job::{State, alive, at, dead, fails, record};
-use rcomm_recorder::model::{FailureKind, Rank};
+use rcomm_recorder::model::{FailureKind, OpType, Rank};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, InstanceState, Policy, Report, Verdict, analyze};
+use rcomm_verdict::{Code, InstanceState, Policy, Report, Verdict, analyze, status_entry};
 
 /// A live report on three ranks, of which rank 1 was killed in the second operation. `state` is that of the operation
 /// on the others.
@@ -119,5 +119,21 @@ fn a_rank_that_went_on_after_a_time_out_and_died_is_accused() {
             (Code::E150, &[1][..]),
             "{about:?}: {first:?}"
         );
+    }
+}
+
+#[test]
+fn the_marker_that_closes_a_call_is_looked_for_among_the_next_entries_only() {
+    for (between, found) in [(1_000, true), (2_000, false)] {
+        let mut dump = record(0, 2, &vec![(0.0, State::Pending); between + 2]);
+        for entry in &mut dump.entries {
+            entry.collective_seq_id = 1;
+        }
+        let last = dump.entries.last_mut().expect("the dump has entries");
+        last.op = OpType::Coalesced;
+        let marker = last.record_id;
+        let first = &dump.entries[0];
+        let shown = status_entry(&dump, first).record_id;
+        assert_eq!(shown == marker, found, "{between} entries between");
     }
 }

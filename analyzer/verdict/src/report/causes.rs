@@ -76,8 +76,8 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
 }
 
 /// The ranks that wait or failed because of `roots`: the [`chain`] or, if no rank of the job waits, the ranks that failed
-/// in the operation of the error that accuses a root. A rank that left that operation and has failed in another one since
-/// is among them only if it had joined the former.
+/// in the operation of the first error that accuses a root and is about one. A rank that left that operation and has
+/// failed in another one since is among them only if it had joined the former.
 pub fn consequences(report: &Report, roots: &[Rank]) -> Vec<Link> {
     match report.waits.is_empty() {
         true => failures(report, roots).into_iter().collect(),
@@ -86,15 +86,19 @@ pub fn consequences(report: &Report, roots: &[Rank]) -> Vec<Link> {
 }
 
 fn failures(report: &Report, roots: &[Rank]) -> Option<Link> {
-    let cause = report.findings.iter().find(|finding| {
-        finding.severity == Severity::Error
-            && finding.caused_by.is_none()
-            && finding
+    let roots: HashSet<Rank> = roots.iter().copied().collect();
+    let mut errors = report
+        .findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none())
+        .filter(|finding| {
+            finding
                 .culprit_ranks
                 .iter()
                 .any(|rank| roots.contains(rank))
-    })?;
-    let (group, seq) = (cause.group.as_ref()?, cause.seq?);
+        });
+    let (cause, group, seq) =
+        errors.find_map(|finding| Some((finding, finding.group.as_ref()?, finding.seq?)))?;
     let mut instances = report.in_flight.iter().filter(|instance| {
         instance.state == InstanceState::Failed
             && (instance.seq, Some(instance.seq_kind)) == (seq, cause.seq_kind)

@@ -3,7 +3,7 @@
 use crate::job::{State, alive, at, dead, fails, record};
 use rcomm_recorder::model::{FailureKind, OpType, Rank};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, InstanceState, Policy, Report, Verdict, analyze, status_entry};
+use rcomm_verdict::{Code, InstanceState, Policy, Report, Verdict, analyze, causes, status_entry};
 
 /// A live report on three ranks, of which rank 1 was killed in the second operation. `state` is that of the operation
 /// on the others.
@@ -136,4 +136,16 @@ fn the_marker_that_closes_a_call_is_looked_for_among_the_next_entries_only() {
         let shown = status_entry(&dump, first).record_id;
         assert_eq!(shown == marker, found, "{between} entries between");
     }
+}
+
+#[test]
+fn an_error_that_is_about_no_operation_hides_no_consequences_of_another() {
+    let mut report = judge_live(State::Failed(1.04));
+    let links = causes::consequences(&report, &[1]);
+    let failed: Vec<&[Rank]> = links.iter().map(|link| &link.ranks[..]).collect();
+    assert_eq!(failed, [[0, 2]]);
+    let mut first = report.findings[0].clone();
+    (first.group, first.seq) = (None, None);
+    report.findings.insert(0, first);
+    assert_eq!(causes::consequences(&report, &[1]), links);
 }

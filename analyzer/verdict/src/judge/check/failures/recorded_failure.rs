@@ -265,9 +265,10 @@ pub(super) fn unread_besides(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<Rank> {
     if !ranks.iter().all(is_unread) {
         return Vec::new();
     }
+    let known: BTreeSet<&Rank> = ranks.iter().collect();
     let expected = ctx.aligned.expected.iter().copied();
     expected
-        .filter(|rank| is_unread(rank) && !ranks.contains(rank))
+        .filter(|rank| is_unread(rank) && !known.contains(rank))
         .collect()
 }
 

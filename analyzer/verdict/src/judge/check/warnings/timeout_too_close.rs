@@ -32,20 +32,21 @@ impl Check for TimeoutTooClose {
             (limit > 0).then(|| f64::from(took) / limit as f64)
         };
         let records = &ctx.aligned.records;
+        // Of each record: the number of such operations, and the one that came closest.
         let near = ctx.aligned.shared.map(records.len(), |record| {
-            let ops = (0u32..).zip(&records[record].ops);
-            // An operation that completed after its time-out shows that no watchdog enforces the time-out.
-            let is_near = |share: &f64| (NEAR..=1.0).contains(share);
-            let near = ops.filter_map(|(at, op)| Some((share(op).filter(is_near)?, record, at)));
-            near.collect::<Vec<_>>()
-        });
-        let near_count = near.iter().map(Vec::len).sum();
-        let mut worst: Option<(f64, usize, u32)> = None;
-        for (share, record, position) in near.into_iter().flatten() {
-            if worst.is_none_or(|(most, ..)| share > most) {
-                worst = Some((share, record, position));
+            let mut near = (0, None);
+            for (position, op) in (0u32..).zip(&records[record].ops) {
+                // An operation that completed after its time-out shows that no watchdog enforces the time-out.
+                if let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) {
+                    near.0 += 1;
+                    near.1 = closest(near.1, Some((share, record, position)));
+                }
             }
-        }
+            near
+        });
+        let near_count = near.iter().map(|(count, _)| count).sum();
+        let worst = near.into_iter().map(|(_, worst)| worst);
+        let worst = worst.fold(None, closest);
         let late = so_far.iter().any(|draft| draft.code == Code::W220);
         let draft = worst.map(|(share, record, position)| {
             let mut draft = draft(ctx, near_count, share, record, position);
@@ -54,6 +55,18 @@ impl Check for TimeoutTooClose {
             draft
         });
         draft.into_iter().collect()
+    }
+}
+
+/// The share of its time-out that an operation took, its record, and its position there.
+type Near = (f64, usize, u32);
+
+/// The one of two operations that took the larger share; of equal ones the first.
+fn closest(one: Option<Near>, other: Option<Near>) -> Option<Near> {
+    match (one, other) {
+        (Some(first), Some(second)) if second.0 > first.0 => other,
+        (None, _) => other,
+        _ => one,
     }
 }
 

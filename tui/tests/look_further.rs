@@ -6,7 +6,7 @@ mod common;
 use common::{options, press, recorded, showing};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::source::{Fact, Liveness, ProcessFacts, TakenStacks};
-use rcomm_analyzer::{Code, Report};
+use rcomm_analyzer::{Code, Finding, Report};
 use rcomm_top::state::event::{Command, Event};
 use rcomm_top::state::{State, update};
 use rcomm_top::view::text;
@@ -132,7 +132,9 @@ fn the_command_looks_where_the_finding_leads() {
     let command_of = |situation, code| {
         let mut snapshot = recorded(situation);
         let mut report = Report::clone(&snapshot.report);
-        report.findings[0].code = code;
+        // Another finding about the rank may come first.
+        let first = report.findings[0].clone();
+        report.findings.insert(1, Finding { code, ..first });
         let culprit = report.findings[0].culprit_ranks[0];
         snapshot.report = Arc::new(report);
         let mut state = showing(snapshot, (120, 40));

@@ -16,11 +16,14 @@ impl Snapshot {
         if pid == 0 {
             return None;
         }
-        let mut findings = self.report.findings.iter();
-        let finding = findings.find(|finding| finding.culprit_ranks.contains(&rank));
+        let accuses = |code: &Code| {
+            let mut findings = self.report.findings.iter();
+            findings.any(|finding| finding.code == *code && finding.culprit_ranks.contains(&rank))
+        };
+        let code = [Code::E151, Code::W220].into_iter().find(accuses);
         let mut files = dump.frames.iter().map(|frame| &frame.filename);
         let is_python = files.any(|name| name.ends_with(".py"));
-        Some(match (finding.map(|finding| finding.code), is_python) {
+        Some(match (code, is_python) {
             _ if view.liveness == Liveness::Dead => {
                 "dmesg -T | grep -iE 'out of memory|killed process|xid'".to_owned()
             }

@@ -26,7 +26,7 @@ pub(crate) enum Side {
 }
 
 /// Compares rounds with an observer to the same rounds without. The side is known if the interval that holds the median
-/// cost in 19 of 20 cases lies on it as a whole.
+/// cost in about 19 of 20 cases lies on it as a whole.
 pub(crate) fn side(bar: Bar, with: &[f64], without: &[f64]) -> Side {
     let limit = match bar {
         Bar::Share => LARGE,
@@ -43,8 +43,8 @@ pub(crate) fn side(bar: Bar, with: &[f64], without: &[f64]) -> Side {
     }
 }
 
-/// The interval in which the median of what the values are samples of lies in 19 of 20 cases; `None` if there are too
-/// few values to say. It holds for every distribution: the number of samples below the true median is that of heads
+/// The interval in which the median of what the values are samples of lies in about 19 of 20 cases; `None` if there are
+/// too few values to say. It holds for every distribution: the number of samples below the true median is that of heads
 /// among as many tosses of a coin, for which the normal distribution stands here.
 fn interval(mut values: Vec<f64>) -> Option<(f64, f64)> {
     /// With fewer values, the lowest and the highest are no such interval.

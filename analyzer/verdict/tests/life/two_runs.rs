@@ -244,6 +244,23 @@ fn a_record_that_is_only_older_may_be_of_a_host_whose_clock_is_wrong() {
 }
 
 #[test]
+fn files_that_are_days_older_are_left_aside_also_if_they_are_more() {
+    let files = (0..8).map(|rank| match rank {
+        6.. => (by_nccl(rank, 8, &waits(1.0, 5)), 620.0),
+        _ => (by_nccl(rank, 8, &done(-200_000.0, 2)), -199_990.0),
+    });
+    let report = judge_by(None, files);
+    let start = "the records of ranks 0-5 were left aside";
+    let end = "they are of an earlier run, or clocks of hosts are wrong";
+    let mut notes = report.problems.iter();
+    assert!(
+        notes.any(|note| note.sentence.starts_with(start) && note.sentence.ends_with(end)),
+        "{:?}",
+        report.problems
+    );
+}
+
+#[test]
 fn a_file_that_was_written_early_by_a_clock_that_is_ahead_is_of_the_same_run() {
     // By then the job had completed fewer operations, or none.
     for count in [6, 1, 0] {

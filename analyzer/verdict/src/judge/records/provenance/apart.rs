@@ -22,6 +22,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 /// usually differ.
 const APART_NS: i64 = 15_000_000_000;
 
+/// A clock that was set to the time of another zone is ahead by less than this, ns.
+const MOST_AHEAD_NS: i64 = 86_400_000_000_000;
+
 /// A record, from its first operation until it was written, ns.
 struct Life {
     from_ns: i64,
@@ -67,9 +70,7 @@ pub(super) fn leave_earlier_times_aside(
                 ", which contradict them: of an earlier run; to judge that run, pass only its files"
             }
             (Sign::Time, 1) => ": it is of an earlier run, or the clock of its host is wrong",
-            (Sign::Time, _) => {
-                ": they are of an earlier run, or the clocks of their hosts are wrong"
-            }
+            (Sign::Time, _) => ": they are of an earlier run, or clocks of hosts are wrong",
         };
         let before = format!(
             "and the files of that time were written {} s before the first operation of the others{why}",
@@ -232,11 +233,14 @@ fn two_runs(
     if is_sure && (falls_back || against > 0) || list_other_members(shared, earlier, later) {
         return Some(Sign::Contradiction);
     }
-    // If few records are later than all others, their clocks may be ahead.
+    // If few records are later than all others, but not by a day, their clocks may be ahead.
     match by_clock {
         _ if pause_ns <= MAX_CLOCK_ERROR_NS => None,
         Some(_) => Some(Sign::Contradiction),
-        None => (earlier.len() < later.records).then_some(Sign::Time),
+        None => {
+            let is_shown = earlier.len() < later.records || pause_ns > MOST_AHEAD_NS;
+            is_shown.then_some(Sign::Time)
+        }
     }
 }
 

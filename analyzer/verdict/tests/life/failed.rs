@@ -141,6 +141,7 @@ fn the_marker_that_closes_a_call_is_looked_for_among_the_next_entries_only() {
 #[test]
 fn an_error_that_is_about_no_operation_hides_no_consequences_of_another() {
     let mut report = judge_live(State::Failed(1.04));
+    report.waits.clear();
     let links = causes::consequences(&report, &[1]);
     let failed: Vec<&[Rank]> = links.iter().map(|link| &link.ranks[..]).collect();
     assert_eq!(failed, [[0, 2]]);

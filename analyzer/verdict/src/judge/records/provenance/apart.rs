@@ -152,6 +152,8 @@ struct Later<'a> {
     used: HashMap<(Recorder, Rank), BTreeSet<(u32, bool)>>,
     /// The newest collective in the record of the member that has come least far.
     reached: HashMap<(Recorder, u32), u32>,
+    /// The groups that the records of a rank list.
+    listed: HashMap<(Recorder, Rank), BTreeSet<u32>>,
     /// The calls of each collective that has ended on all members.
     calls: HashMap<(Recorder, u32, u32), BTreeSet<u32>>,
     /// A record that shows the end of such a collective, and when that was, ns by its clock.
@@ -167,6 +169,7 @@ impl Default for Later<'_> {
             pending: HashSet::new(),
             used: HashMap::new(),
             reached: HashMap::new(),
+            listed: HashMap::new(),
             calls: HashMap::new(),
             ended: HashMap::new(),
         }
@@ -186,6 +189,9 @@ impl<'a> Later<'a> {
         if !shows_start {
             return;
         }
+        let listed = self.listed.entry((record.recorder, record.rank));
+        let groups = record.groups.iter().map(|local| local.group);
+        listed.or_default().extend(groups);
         let used = self.used.entry((record.recorder, record.rank));
         used.or_default().extend(used_groups(record));
         let mut newest: BTreeMap<u32, u32> = BTreeMap::new();
@@ -229,7 +235,7 @@ fn two_runs(
     }
     // A rank has completed with others what it issued only later. Over a short pause, its clock may be wrong.
     let is_sure = by_clock.is_some() || pause_ns > CLOCKS_AGREE_NS;
-    let falls_back = begins_late(earlier, later)?;
+    let falls_back = begins_late(shared, earlier, later)?;
     if is_sure && (falls_back || against > 0) || list_other_members(shared, earlier, later) {
         return Some(Sign::Contradiction);
     }
@@ -356,9 +362,10 @@ fn count_other_calls(shared: &Shared, earlier: &[&Record], later: &Later<'_>) ->
 }
 
 /// Whether an earlier record shows a collective as completed that needs all members, although the ring of a later one,
-/// of a member, begins after that; and then, whether that ring does not even reach the number of the collective. A ring
-/// that shows no collective of the group does not count: the program may have emptied it.
-fn begins_late(earlier: &[&Record], later: &Later<'_>) -> Option<bool> {
+/// of a member, begins after that, or its process has never made the group; and then, whether that ring does not even
+/// reach the number of the collective. A ring without collectives of a group that it lists does not count: the program
+/// may have emptied it.
+fn begins_late(shared: &Shared, earlier: &[&Record], later: &Later<'_>) -> Option<bool> {
     let mut completed: HashMap<(Recorder, u32), Option<u32>> = HashMap::new();
     for record in earlier {
         for op in record.ops.iter().filter(|op| has_ended_on_all(op)) {
@@ -371,8 +378,19 @@ fn begins_late(earlier: &[&Record], later: &Later<'_>) -> Option<bool> {
             }
         }
     }
-    let falls_back = completed.iter().filter_map(|(group, newest)| {
-        let reached = later.reached.get(group)?;
+    let falls_back = completed.iter().filter_map(|(&(recorder, group), newest)| {
+        let lists_no_such = |&rank: &Rank| {
+            let listed = later.listed.get(&(recorder, rank));
+            listed.is_some_and(|listed| !listed.contains(&group))
+        };
+        if shared.groups[group as usize]
+            .ranks
+            .iter()
+            .any(lists_no_such)
+        {
+            return Some(newest.is_some());
+        }
+        let reached = later.reached.get(&(recorder, group))?;
         Some(newest.is_some_and(|newest| *reached < newest))
     });
     falls_back.max()

@@ -325,7 +325,7 @@ fn files_of_many_earlier_times_are_left_aside_together() {
     });
     let report = judge(earlier.chain(later));
     assert_eq!(first(&report), (Code::E101, &[0][..]));
-    // The six oldest are told as one.
+    // The six oldest count as one time.
     assert_eq!(of_earlier_run(&report), 7);
     let together = "the records of ranks 6-11 were left aside";
     let mut notes = report.problems.iter();

@@ -32,7 +32,7 @@ struct Life {
     record: usize,
 }
 
-/// At most this many times are told apart, so that many files whose times are unlike do not cost much.
+/// The maximum number of times that are compared with later ones; older files count as one. This bounds the cost.
 const MOST_TIMES: usize = 8;
 
 /// Leaves aside the records of each time that cannot be of one run with those of the times after it.
@@ -277,8 +277,8 @@ fn used_groups(record: &Record) -> BTreeSet<(u32, bool)> {
     ops.map(|op| (group_of(record, op), op.is_p2p)).collect()
 }
 
-/// Whether a rank has an earlier record with operations in a group that begins anew in a later one, whose ring shows all
-/// that its process has issued in it. The ring of another group may begin after the program emptied it.
+/// Whether a rank has an earlier record with operations in a group that begins anew in a later one, whose ring shows
+/// all that its process has issued in it. The ring of another group may begin after the program emptied it.
 fn starts_again(earlier: &[&Record], later: &Later<'_>) -> bool {
     earlier.iter().any(|record| {
         let used = later.used.get(&(record.recorder, record.rank));
@@ -286,8 +286,8 @@ fn starts_again(earlier: &[&Record], later: &Later<'_>) -> bool {
     })
 }
 
-/// Whether a wrong clock may be all that lies between two of the records: common collectives ended in them at times that
-/// differ by always the same. `None` if no two records have enough in common.
+/// Whether a wrong clock may be all that lies between two of the records: common collectives ended in them at times
+/// that differ by always the same. `None` if no two records have enough in common.
 fn differ_by_a_clock(earlier: &[&Record], later: &Later<'_>) -> Option<bool> {
     let mut by_clock = None;
     for record in earlier {
@@ -341,7 +341,8 @@ fn add_calls(calls: &mut HashMap<(Recorder, u32, u32), BTreeSet<u32>>, record: &
 /// The number of collectives of which all earlier records show one call and all later records another, and the number
 /// of those that both show.
 fn count_other_calls(shared: &Shared, earlier: &[&Record], later: &Later<'_>) -> (usize, usize) {
-    // The numbers of a group that was made twice begin anew, and a ring that has wrapped does not show how often it was.
+    // The numbers of a group that was made twice begin anew, and a ring that has wrapped does not show how often it
+    // was.
     let mut before = HashMap::new();
     for record in earlier.iter().filter(|record| is_whole(record)) {
         add_calls(&mut before, record);

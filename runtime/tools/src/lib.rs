@@ -1,4 +1,4 @@
-//! The programs `rcomm-run`, which starts the ranks of a job on one or several nodes, and `rcomm-bench`,
+//! The programs `rcomm-run`, which starts the ranks of a job on one or several hosts, and `rcomm-bench`,
 //! which measures operations.
 //!
 //! ```sh

@@ -116,8 +116,8 @@ pub(crate) struct TuneArgs {
         value_parser = number
     )]
     pub(crate) ranks: Vec<NonZeroU32>,
-    /// Topologies to measure, separated by commas: all ranks share memory, none do, or only those of one host do; the
-    /// last two are simulated over this machine's loopback interface.
+    /// Topologies to measure, separated by commas: in `memory` all ranks share memory, in `sockets` none do, and in
+    /// `hosts` only those of one host do. The last two are simulated over this machine's loopback interface.
     #[arg(long, value_name = "TOPOLOGY", value_delimiter = ',', default_value = "memory,sockets,hosts", value_parser = parse_topology)]
     pub(crate) topologies: Vec<Topology>,
     /// Smallest size, in bytes; K, M and G are powers of 1024.

@@ -310,7 +310,7 @@ impl<'a, T: Whole> Case<'a, T> {
         }
     }
 
-    /// Returns the number of wrong elements in the result. To be called after one call on new buffers.
+    /// Returns the number of wrong elements in the result. Must be called after exactly one call on new buffers.
     pub(crate) fn errors(&self) -> u64 {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let input_value = |rank: u32, element: usize| input_value(self.op, rank, ranks, element);

@@ -1,9 +1,9 @@
 //! Starts the ranks of a job, and supervises them until the last has ended.
 //!
-//! The launcher of node 0 serves the job's store, so that the store outlives every rank. Through it the launchers of
-//! several nodes agree on the job, and notify each other of a failure. Each rank has a process group of its own. One
+//! The launcher of host 0 serves the job's store, so that the store outlives every rank. Through it the launchers of
+//! several hosts agree on the job, and notify each other of a failure. Each rank has a process group of its own. One
 //! thread watches the ranks, their output and signals. Two other threads only write output, so that a stalled terminal
-//! never prevents the launcher from ending the ranks. In a job on several nodes, one more thread listens to the other
+//! never prevents the launcher from ending the ranks. In a job on several hosts, one more thread listens to the other
 //! launchers.
 //!
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: the kernel kills them in its place.
@@ -52,12 +52,12 @@ struct Failure {
 }
 
 impl Failure {
-    /// The sentence with which the launchers of the other nodes report this failure.
-    fn on_another_node(&self) -> String {
+    /// The sentence with which the launchers of the other hosts report this failure.
+    fn on_another_host(&self) -> String {
         match self.code {
-            // Another host has joined: no node has failed.
+            // Another host has joined: none has failed.
             0 => self.sentence.clone(),
-            _ => format!("on another node, {}", self.sentence),
+            _ => format!("on another host, {}", self.sentence),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Coordination between the launchers of a job's nodes: their agreement before the job, and notifications during it.
+//! Coordination between the launchers of a job's hosts: their agreement before the job, and notifications during it.
 //!
 //! The launchers use the job's store, under keys with their own prefix. One launcher serves the store, publishes the
 //! job's name, and detects launchers that have ended: every launcher regularly increments a counter in the store, its
-//! *pulse*. The launcher with the store is node 0, unless the number of hosts may change (`rounds`).
+//! *pulse*. The launcher with the store is that of host 0, unless the number of hosts may change (`rounds`).
 
 use super::account::Account;
 use super::options::Options;
@@ -59,7 +59,7 @@ struct RemoteFailure {
     stop: AtomicBool,
 }
 
-/// This launcher's connection to the launchers of the other nodes, over the job's store.
+/// This launcher's connection to the launchers of the other hosts, over the job's store.
 pub(super) struct Nodes {
     pub(super) job: Job,
     /// Readable once [`Self::remote_failure`] returns a failure of the current attempt.
@@ -109,7 +109,7 @@ impl Nodes {
         let keys = PrefixStore::new(KEYS, Arc::new(store));
         rendezvous
             .check_in(&keys)
-            .context("the launchers do not agree (what follows calls a node a rank)")?;
+            .context("the launchers do not agree (what follows calls a host a rank)")?;
         Self::agree(options, keys, started)
     }
 
@@ -191,7 +191,7 @@ impl Nodes {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let sizes = keys
             .multi_get(&names, time_left())
-            .context("cannot read how many ranks each node starts")?;
+            .context("cannot read how many ranks each host starts")?;
         let sizes = sizes
             .iter()
             .map(|size| {
@@ -207,7 +207,7 @@ impl Nodes {
             .try_fold(0_u32, |sum, size| sum.checked_add(*size));
         let job = Job {
             id,
-            world_size: world_size.context("the nodes start too many ranks together")?,
+            world_size: world_size.context("the hosts start too many ranks together")?,
             first_rank: sizes[..node_rank as usize].iter().sum(),
             master_port: keys.inner().port(),
             node: node_rank,
@@ -216,7 +216,7 @@ impl Nodes {
         Self::new(job, keys, None)
     }
 
-    /// Begins an attempt, or returns that the job is over. During the attempt, failures of the other nodes are noticed.
+    /// Begins an attempt, or returns that the job is over. During the attempt, failures of the other hosts are noticed.
     ///
     /// # Blocking
     /// If the number of hosts may change: like [`Rounds::next`].
@@ -247,7 +247,7 @@ impl Nodes {
         Ok(BeginOutcome::Attempt)
     }
 
-    /// Starts the thread that gives this launcher's pulse, and waits for a failure of the attempt on another node.
+    /// Starts the thread that gives this launcher's pulse, and waits for a failure of the attempt on another host.
     fn listen(&self, options: &Options) -> Result<JoinHandle<()>> {
         let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
         let failure_key = failure_key(self.attempt());
@@ -258,7 +258,7 @@ impl Nodes {
                 } else {
                     1
                 };
-                let others = others.map(|node| (node, format!("the launcher of node {node}")));
+                let others = others.map(|node| (node, format!("the launcher of host {node}")));
                 (self.job.node, others.collect(), Restart::Never, None)
             }
             Some(rounds) => {
@@ -309,12 +309,12 @@ impl Nodes {
                 }
                 let mut pulses = pulses.lock().unwrap_or_else(PoisonError::into_inner);
                 match poll(&keys, &mut pulses) {
-                    // A node also reads its own failure, which has no effect.
+                    // A launcher also reads its own failure, which has no effect.
                     Ok(None) => {}
                     Ok(Some(failure)) => break failure,
                     Err(error) => {
                         break Failure {
-                            sentence: format!("the store of node 0's launcher failed: {error}"),
+                            sentence: format!("the store of host 0's launcher failed: {error}"),
                             code: LAUNCHER_FAILED,
                             restart: Restart::Never,
                         };
@@ -343,13 +343,13 @@ impl Nodes {
     }
 
     /// The attempt's failure as the store has it, or the failure of the store; `None` if there is none. The failure may
-    /// be the one that this node has published.
+    /// be the one that this launcher has published.
     pub(super) fn remote_failure(&self) -> Option<Failure> {
         let failure = self.remote.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notifies the other launchers of a failure on this node. The first report is the job's failure.
+    /// Notifies the other launchers of a failure on this host. The first report is the job's failure.
     pub(super) fn publish_failure(&self, failure: &Failure) -> rcomm::Result<()> {
         if !self.has_others() {
             return Ok(());
@@ -361,12 +361,12 @@ impl Nodes {
         publish_failure(&*self.keys, &failure_key(self.attempt()), &published).map(drop)
     }
 
-    /// Ends the attempt on this node, and returns the attempt's failure, if any: `failure`; otherwise the signal to
-    /// this launcher that asks to stop, or the failure that another node has reported. A failure that this function has
-    /// found is printed.
+    /// Ends the attempt on this host, and returns the attempt's failure, if any: `failure`; otherwise the signal to
+    /// this launcher that asks to stop, or the failure that another launcher has reported. A failure that this function
+    /// has found is printed.
     ///
     /// # Blocking
-    /// Without a failure on this node: until the attempt has ended on all nodes, one of them has failed, or a signal
+    /// Without a failure on this host: until the attempt has ended on all hosts, one of them has failed, or a signal
     /// asks to stop.
     pub(super) fn end(
         &mut self,
@@ -415,7 +415,7 @@ impl Nodes {
         let signal = received.into_iter().find(|&signal| asks_to_stop(signal))?;
         let failure = stopped_by(signal);
         if let Err(error) = self.publish_failure(&failure) {
-            sinks.print_message(&format!("failed to notify the other nodes: {error}"));
+            sinks.print_message(&format!("failed to notify the other hosts: {error}"));
         }
         let name = name_of(signal);
         sinks.print_message(&format!("{name}: the ranks of this host have ended"));
@@ -424,7 +424,7 @@ impl Nodes {
     }
 
     /// Returns whether this launcher continues after the attempt that has ended with this failure. It does if every
-    /// node may start its ranks again and no launcher was asked to stop meanwhile. If the number of hosts may change,
+    /// host may start its ranks again and no launcher was asked to stop meanwhile. If the number of hosts may change,
     /// it does unless it has left the job.
     ///
     /// # Blocking
@@ -451,7 +451,7 @@ impl Nodes {
         let decision = format!("restart/{attempt}");
         let decide = |answer: &[u8]| self.keys.compare_set(&decision, b"", answer);
         if !may_restart {
-            // The store may have failed; this node leaves in any case.
+            // The store may have failed; this launcher leaves in any case.
             let _ = decide(b"no");
             return Ok(false);
         }
@@ -470,7 +470,7 @@ impl Nodes {
                     Ok(decided) if decided == b"yes" => return Ok(true),
                     _ => {
                         return Err(error).context(
-                            "cannot start again: a node's launcher did not say whether it does",
+                            "cannot start again: a host's launcher did not say whether it does",
                         );
                     }
                 },
@@ -487,7 +487,7 @@ impl Nodes {
         }
     }
 
-    /// Ends the job on this node, and returns the job's failure, if any. The launcher with the store waits up to
+    /// Ends the job on this host, and returns the job's failure, if any. The launcher with the store waits up to
     /// [`LEAVE_TIME`] for the others.
     pub(super) fn leave(
         &mut self,

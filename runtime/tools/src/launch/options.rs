@@ -15,7 +15,7 @@ a job that is healthy or has that fault, to watch with rcomm-top or rcomm-web; s
 
 Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
 GROUP_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and \
-RCOMM_STORE. A node is a host with its launcher. That of node 0 serves the store at MASTER_ADDR \
+RCOMM_STORE. The launcher of host 0 (--node-rank) serves the store at MASTER_ADDR \
 and MASTER_PORT, to those who prove the secret. Every line of output begins with \"[rank N] \".
 
 When a rank fails, the others may go on for --linger, to write their dumps and report the \
@@ -37,8 +37,8 @@ With --replace, the others go on when a rank fails, and a process joins in its p
 (RCOMM_JOIN=1): the remaining ranks must call World::grow.
 
 With --nnodes MIN:MAX the job starts as soon as MAX hosts are there, or --last-call after MIN are. \
-When a host comes for which there is a place, one is lost, or a signal tells the launcher of \
-one to end, all ranks end (SIGTERM, and SIGKILL after --grace) and start again with the hosts that \
+When another host comes for which there is a place, a host is lost, or a signal tells a host's \
+launcher to end, all ranks end (SIGTERM, and SIGKILL after --grace) and start again with the hosts that \
 are there, numbered anew, in the next attempt. The host with the store must stay.
 
 Exit codes (with --max-restarts, of the last attempt):
@@ -49,8 +49,8 @@ Exit codes (with --max-restarts, of the last attempt):
   2      the command line is wrong
   124    a rank was ended because it was stopped for --stop-timeout, whatever
          failed afterwards
-  125    the launcher failed: no port, no agreement with the other nodes, a
-         node that is gone
+  125    the launcher failed: no port, no agreement with the other hosts, a
+         host that is lost
   126    PROGRAM cannot be executed
   127    PROGRAM was not found";
 
@@ -75,7 +75,7 @@ pub struct Options {
     #[arg(long, alias = "node_rank")]
     pub node_rank: Option<u32>,
 
-    /// Name or address of node 0, as reached from the other hosts.
+    /// Name or address of the host that serves the store, as reached from the other hosts.
     #[arg(
         long,
         alias = "master_addr",
@@ -84,7 +84,7 @@ pub struct Options {
     )]
     pub master_addr: String,
 
-    /// Port of the store on node 0; 0 picks a free one, with one host only.
+    /// Port of the store; 0 picks a free one, with one host only.
     #[arg(long, alias = "master_port", default_value_t = 0, value_name = "PORT")]
     pub master_port: u16,
 
@@ -229,7 +229,7 @@ impl Options {
         let NodeCount { least, most } = self.nnodes;
         if let Some(node) = self.node_rank.filter(|&node| node >= most) {
             return Err(format!(
-                "--node-rank is {node} but --nnodes is {}: nodes are numbered from 0",
+                "--node-rank is {node} but --nnodes is {}: hosts are numbered from 0",
                 self.nnodes
             ));
         }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 /// Time between two increments of a launcher's pulse.
 pub(super) const PULSE: Duration = Duration::from_millis(500);
-/// This much of the time between two looks at a pulse counts as silence in any case: twice the time between two looks
-/// of a launcher whose ranks run and whose store answers at once. More counts up to twice the pause before: where the
-/// looks themselves are slow, because many launchers are watched or the store is busy, each pause is about as long as
-/// the one before.
+/// Of the time between two looks at a pulse, at most this much counts as silence, or twice what counted the time before
+/// if that is more. This is twice the time between two looks of a launcher whose ranks run and whose store answers at
+/// once. If the looks themselves are slow, because many launchers are watched or the store is busy, each pause between
+/// them is about as long as the one before.
 const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last known pulses of other launchers, by id.

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// How long output is still read after the last rank has ended: processes that the ranks left behind may still write.
 const DRAIN: Duration = Duration::from_secs(1);
-/// The interval of the checks whether a stalled stream of this process accepts data again.
+/// How often a wait checks whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// An event source of a wait.
@@ -171,7 +171,7 @@ impl Ranks {
                                 0 => Duration::ZERO,
                                 _ => options.linger,
                             };
-                            failure.sentence = failure.on_another_node();
+                            failure.sentence = failure.on_another_host();
                             self.fail(failure, linger, sinks);
                         }
                     }
@@ -339,7 +339,7 @@ impl Ranks {
             return Ok(());
         }
         if let Err(error) = nodes.publish_failure(&failure) {
-            sinks.print_message(&format!("failed to notify the other nodes: {error}"));
+            sinks.print_message(&format!("failed to notify the other hosts: {error}"));
         }
         self.fail(failure, options.linger, sinks);
         Ok(())
@@ -384,7 +384,7 @@ impl Ranks {
             && is_news
             && let Err(error) = nodes.publish_failure(&failure)
         {
-            sinks.print_message(&format!("failed to notify the other nodes: {error}"));
+            sinks.print_message(&format!("failed to notify the other hosts: {error}"));
         }
         // With code 0, another host has joined: the signal is why this one ends.
         if self.failure.as_ref().is_none_or(|first| first.code == 0) {

@@ -126,7 +126,7 @@ impl Rounds {
         let others = (0..).zip(members);
         let others = others.filter(|(_, member)| self.serves_store && member.id != self.id);
         let label = |(node, member): (u32, &Member)| {
-            let label = format!("the launcher of node {node} ({})", member.host);
+            let label = format!("the launcher of host {node} ({})", member.host);
             (member.id, label)
         };
         others.map(label).collect()
@@ -209,7 +209,7 @@ impl Rounds {
                     }
                     continue;
                 }
-                text => text.context("the store of the job's first launcher failed")?,
+                text => text.context("failed to read the next round from the job's store")?,
             };
             self.next += 1;
             since = Instant::now();
@@ -218,7 +218,7 @@ impl Rounds {
                 None if is_reported => {}
                 None => {
                     sinks.print_message(
-                        "the job runs with as many hosts as it takes: this one waits until one is lost or leaves",
+                        "the job has as many hosts as it may have: this one waits until another is lost or leaves",
                     );
                     is_reported = true;
                 }
@@ -252,7 +252,7 @@ impl Rounds {
         let world_size = sizes.clone().try_fold(0_u32, u32::checked_add);
         let job = Job {
             id: job.to_owned(),
-            world_size: world_size.context("the nodes start too many ranks together")?,
+            world_size: world_size.context("the hosts start too many ranks together")?,
             first_rank: sizes.take(node).sum(),
             master_port: keys.inner().port(),
             node: u32::try_from(node)?,

@@ -1,4 +1,4 @@
-//! Tests jobs over several nodes, each with a launcher of its own.
+//! Tests jobs over several hosts, each with a launcher of its own.
 
 use super::output::{content_of, end_of_unread};
 use super::*;
@@ -16,7 +16,7 @@ fn free_port() -> String {
     candidates.find(is_free).unwrap().to_string()
 }
 
-/// Starts the launcher of one of two nodes, with this number of ranks.
+/// Starts the launcher of one of two hosts, with this number of ranks.
 fn node(ranks: u32, node_rank: &str, port: &str, script: &str) -> Running {
     let options = [
         "--nnodes",
@@ -59,7 +59,7 @@ fn failure_on_one_node_ends_the_other() {
     assert_eq!(code, 6, "{err}");
     let (_, err, code) = first.finish();
     assert_eq!(code, 6, "{err}");
-    assert!(err.contains("on another node, rank 1"), "{err}");
+    assert!(err.contains("on another host, rank 1"), "{err}");
 }
 
 /// The beginning of a script: a process that it leaves writes more than all queues hold. While the test does not read
@@ -77,7 +77,7 @@ fn a_signal_after_the_ranks_of_a_node_have_ended_ends_the_other_nodes() {
     assert_eq!(end_of_unread(second), 143);
     let (_, err, code) = first.finish();
     assert_eq!(code, 143, "{err}");
-    assert!(err.contains("on another node, stopped by SIGTERM"), "{err}");
+    assert!(err.contains("on another host, stopped by SIGTERM"), "{err}");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_signal_while_a_launcher_waits_for_the_other_nodes_ends_them() {
     let access = StoreAccess::Secret(Secret::from_text("of all nodes"));
     let port = port.parse().unwrap();
     let store = TcpStore::connect_with("127.0.0.1", port, LONG, &access).unwrap();
-    // The launcher of node 1 notes that its ranks have ended, and then waits.
+    // The launcher of host 1 notes that its ranks have ended, and then waits.
     store.wait(&["rcomm-run/finished/0"], LONG).unwrap();
     second.signal(Signal::TERM);
     let (_, err, code) = second.finish();
@@ -111,10 +111,10 @@ fn a_signal_while_a_launcher_waits_for_the_other_nodes_ends_them() {
         err.contains("SIGTERM: the ranks of this host have ended"),
         "{err}"
     );
-    assert!(!err.contains("on another node"), "{err}");
+    assert!(!err.contains("on another host"), "{err}");
     let (_, err, code) = first.finish();
     assert_eq!(code, 143, "{err}");
-    assert!(err.contains("on another node, stopped by SIGTERM"), "{err}");
+    assert!(err.contains("on another host, stopped by SIGTERM"), "{err}");
     let record = LaunchRecord::of_job(folder.path(), job).pop().unwrap();
     let received = record.received.iter().map(|received| received.signal);
     assert_eq!(received.collect::<Vec<_>>(), [Signal::TERM.as_raw()]);
@@ -158,7 +158,7 @@ fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
     let ranks = by_rank(out.as_bytes());
     assert_eq!(ranks[&0], ["attempt 0", "attempt 1", "attempt 2"]);
     assert!(
-        err.contains("on another node, rank 1") && err.contains("restart 2 of 2"),
+        err.contains("on another host, rank 1") && err.contains("restart 2 of 2"),
         "{err}"
     );
     let (out, err, code) = second.finish();
@@ -190,7 +190,7 @@ fn a_signal_while_a_launcher_waits_to_start_again_ends_the_job() {
             .env("MARKS", marks.path());
         Running::start(command)
     };
-    // Rank 1 does not end when it is asked to, so the launcher of node 0 waits for that of node 1.
+    // Rank 1 does not end when it is asked to, so the launcher of host 0 waits for that of host 1.
     let first = start("0", "until [ -e $MARKS/up ]; do sleep 0.01; done; exit 3");
     let mut second = start(
         "1",
@@ -237,7 +237,7 @@ fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
     let (_, err, code) = second.finish();
     assert_eq!(code, 125, "{err}");
     assert!(
-        err.contains("the store of node 0's launcher failed"),
+        err.contains("the store of host 0's launcher failed"),
         "{err}"
     );
     first.process.wait().unwrap();
@@ -282,7 +282,7 @@ impl Elastic {
         }
     }
 
-    /// Starts a launcher with one rank, which prints the world size, its node and the attempt.
+    /// Starts a launcher with one rank, which prints the world size, its host's number and the attempt.
     fn start(&self, options: &[&str]) -> Running {
         let script = "echo $WORLD_SIZE $GROUP_RANK $TORCHELASTIC_RESTART_COUNT; \
                       until [ -e $MARKS/end ]; do sleep 0.05; done";
@@ -337,7 +337,7 @@ fn a_job_goes_on_with_fewer_hosts_when_one_is_lost_and_with_more_when_one_comes(
     let (_, err, code) = first.finish();
     assert_eq!(code, 0, "{err}");
     assert!(
-        err.contains("the launcher of node 1 (") && err.contains("was silent for 4 s"),
+        err.contains("the launcher of host 1 (") && err.contains("was silent for 4 s"),
         "{err}"
     );
     assert!(

@@ -22,8 +22,8 @@
 //! access; over TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the job uses it
 //! ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time, each for at
 //! most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed
-//! ([`Places`](super::places::Places)). Answers take at most a hundredth of a core from the ranks: a client that asks
-//! without pause waits for each ([`Share`]).
+//! ([`Places`](super::places::Places)). Clients that ask without pause take at most a hundredth of a core from the
+//! ranks: they wait for each answer ([`Share`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,

@@ -90,14 +90,14 @@ impl RingReader {
                 "it has {bytes} bytes, more than a ring can have"
             )));
         }
-        let file_view = View::new(file, bytes as usize);
-        let view = file_view.words();
-        if view.load(header::MAGIC) != layout::MAGIC {
+        let view = View::new(file, bytes as usize);
+        let words = view.words();
+        if words.load(header::MAGIC) != layout::MAGIC {
             return Err(not_a_ring(
                 "it does not start with a ring's magic number".to_owned(),
             ));
         }
-        let (major, _) = halves(view.load(header::VERSION));
+        let (major, _) = halves(words.load(header::VERSION));
         if major != layout::MAJOR {
             return Err(Error::UnknownLayout {
                 path,
@@ -105,11 +105,11 @@ impl RingReader {
                 known: layout::MAJOR,
             });
         }
-        let layout = RingLayout::load(&view).map_err(not_a_ring)?;
-        let owner = ProcessIdentity::of_ring(&view);
+        let layout = RingLayout::load(&words).map_err(not_a_ring)?;
+        let owner = ProcessIdentity::of_ring(&words);
         Ok(Self {
             path,
-            view: file_view,
+            view,
             layout,
             shares_clock: owner.shares_clock(),
             owner,

@@ -1,10 +1,10 @@
 //! [`Share`]: how much of the rank's processor time an endpoint takes.
 //!
 //! The endpoint's thread runs on a core that a rank may need, and one answer can take tens of milliseconds. So the
-//! processor time of its answers is measured, and over time it is at most a hundredth of a core. A request beyond that
-//! waits until the time is saved up, and is answered late. A client that pauses between its requests, as every view
-//! does, does not wait: after a pause of [`PAUSE`] since its last request it is answered at once, however much time
-//! others have used.
+//! processor time of its answers is measured: clients that ask without pause get at most a hundredth of a core
+//! together. A request beyond that waits until the time is saved up, and is answered late. A client that pauses between
+//! its requests, as every view does, does not wait: after a pause of [`PAUSE`] since its last request it is answered at
+//! once, however much time others have used.
 
 use super::places::Place;
 use rustix::time::{ClockId, clock_gettime};
@@ -18,7 +18,8 @@ use tokio::task::JoinError;
 
 /// Maximum time for which a request waits for its turn. Then it is refused.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// A remembered client that has asked for nothing for this long begins a look, whose requests do not wait.
+/// With the first request after a pause of this length, a remembered client begins a look: a series of requests that do
+/// not wait.
 const PAUSE: Duration = Duration::from_millis(400);
 /// A look's further requests wait once its answers have taken this much processor time.
 const LOOK: Duration = Duration::from_millis(5);

@@ -1,6 +1,6 @@
 //! Single values, in the various forms of the dialect.
 //!
-//! Integers occur as numbers and as strings, absent times as none and as 0, lists of ranks as lists and as strings.
+//! Integers occur as numbers and as strings, absent times as `None` and as 0, lists of ranks as lists and as strings.
 //! Both readers pass a value that is not a list or dict as a [`Scalar`].
 
 use super::build::{Builder, Fields};
@@ -266,7 +266,7 @@ impl FailureDraft {
         }
     }
 
-    /// Adds the failure to the dump's, unless its kind is unknown or the dump has [`MAX_FAILURES`].
+    /// Adds the failure to the dump, unless its kind is unknown or the dump has [`MAX_FAILURES`] failures.
     pub(super) fn finish(self, builder: &mut Builder) {
         let failures = &mut builder.dump.failures;
         let Some(kind) = self.kind.filter(|_| failures.len() < MAX_FAILURES) else {
@@ -333,7 +333,7 @@ impl PeerDraft {
         }
     }
 
-    /// Adds the connections to the dump's, unless they name no other end or the dump has [`MAX_PEERS`].
+    /// Adds the connections to the dump, unless they name no other end or the dump has those to [`MAX_PEERS`] ends.
     pub(super) fn finish(self, builder: &mut Builder) {
         let peers = &mut builder.dump.peers;
         let end = match (self.rank, self.is_store) {
@@ -402,7 +402,7 @@ pub(super) fn add_reducer_bucket(step: &mut ReducerStep, bucket: ReducerBucket) 
     }
 }
 
-/// Adds a step to the dump's, unless the step has no number or the dump has [`MAX_REDUCER_STEPS`].
+/// Adds a step to the dump, unless the step has no number or the dump has [`MAX_REDUCER_STEPS`] steps.
 pub(super) fn add_reducer_step(builder: &mut Builder, step: ReducerStep) {
     let steps = &mut builder.dump.reducer_steps;
     if step.id > 0 && steps.len() < MAX_REDUCER_STEPS {
@@ -413,7 +413,7 @@ pub(super) fn add_reducer_step(builder: &mut Builder, step: ReducerStep) {
 /// Maximum number of steps of reducers read from one dump; a ring holds sixteen.
 const MAX_REDUCER_STEPS: usize = 256;
 
-/// Maximum number of connections read from one dump: as many as a ring holds.
+/// Maximum number of other ends whose connections are read from one dump: as many as a ring holds.
 const MAX_PEERS: usize = 1024;
 
 /// Maximum number of failures read from one dump; a ring holds a quarter as many.

@@ -22,7 +22,7 @@ pub(super) trait Encoder {
     fn uint(&mut self, value: u64);
     fn float(&mut self, value: f64);
     fn bool(&mut self, value: bool);
-    /// A time that may not have been seen: none in pickle, 0 in JSON.
+    /// A time; 0 if it was not seen, which is Python's `None` in pickle.
     fn time(&mut self, ns: i64);
     /// A counter of `pg_status`: a string in JSON.
     fn counter(&mut self, value: i64);

@@ -260,7 +260,8 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Raises the status of the group of an operation that is issued now. A group's are issued one at a time.
+    /// Raises the status of the group of an operation that is issued now. A group's operations are issued one at a
+    /// time.
     #[inline]
     fn raise_at_issue(&self, ticket: Ticket, start: Start) {
         self.raise_in_turn(ticket, group::LAST_ENQUEUED);

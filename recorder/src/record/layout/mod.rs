@@ -131,10 +131,10 @@ pub(crate) const STATE_CLOSED: u64 = 2;
 pub(crate) mod group {
     pub(crate) const WORDS: usize = 16;
     pub(crate) const ID: usize = 0;
-    /// Text references: offset in the arena | bytes << 32.
+    /// This word and the next two are references to bytes of the arena: offset | number of bytes << 32.
     pub(crate) const NAME: usize = 1;
     pub(crate) const DESC: usize = 2;
-    /// Runs of ranks, two words each (first | step << 32, then how many), as a text reference.
+    /// The bytes are runs of ranks, of two words each: first | step << 32, then how many.
     pub(crate) const RANKS: usize = 3;
     pub(crate) const SIZE: usize = 4;
     pub(crate) const TIMEOUT_MS: usize = 5;

@@ -29,7 +29,7 @@ impl Tensor<'_> {
 /// An operation's signature, borrowed from the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SignatureKey<'a> {
-    /// The backend that carries the operation; at most 255 bytes are kept.
+    /// The backend that carries the operation out; at most 255 bytes are kept.
     pub backend: &'a str,
     /// The operation's name, as it appears in dumps; at most 255 bytes are kept.
     pub op_name: &'a str,

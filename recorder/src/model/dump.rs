@@ -6,7 +6,7 @@ use crate::model::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The version of a dump: a field added raises `minor`, a field changed raises `major`.
+/// The version of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FormatVersion {
     /// Raised when a field changes its meaning.
@@ -205,7 +205,7 @@ pub struct Dump {
     pub closed_ns: i64,
     /// The process's connections, one element per other end; empty if they were not recorded.
     pub peers: Vec<PeerLink>,
-    /// How long its threads had to wait for a processor; `None` if that was not recorded.
+    /// How long the process's threads had to wait for a processor; `None` if that was not recorded.
     pub processor_wait: Option<ProcessorWait>,
     /// The newest steps of the process's reducers, in the order of their numbers; empty if it has none.
     pub reducer_steps: Vec<ReducerStep>,

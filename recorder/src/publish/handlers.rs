@@ -59,7 +59,7 @@ pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<String>>
 }
 
 /// Answers `POST /handlers/NAME?key=value`: what the handler returns, or 400 and its text if it fails; 404 if there is
-/// no such handler, and 500 if it panics. Its processor time counts as an answer's to this client.
+/// no such handler, and 500 if it panics. Its processor time counts as that of an answer to this client.
 pub(super) async fn run(
     State(served): State<Arc<Served>>,
     Extension(visitor): Extension<Arc<Visitor>>,

@@ -118,7 +118,7 @@ impl RingFollower {
 
     /// The slots to read, and whether one of them was written to.
     fn pick(&mut self) -> (Vec<usize>, bool) {
-        let (view, layout) = self.reader.memory();
+        let (words, layout) = self.reader.memory();
         let slots = rings::slots(layout);
         let newest = self.reader.records();
         let oldest = newest.saturating_sub(slots.slots() as u64) + 1;
@@ -131,12 +131,12 @@ impl RingFollower {
         let mut picked = Vec::new();
         for (&id, known) in &mut self.unsettled {
             let index = slots.index_of(id);
-            let slot_stamp = slots.stamp(&view, index);
+            let slot_stamp = slots.stamp(&words, index);
             let stamp = match layout.kernels.rows {
                 0 => slot_stamp,
                 // The record's row in the table of kernels counts too. Its stamp changes only the upper half: the low
                 // bits still show whether the record is busy.
-                _ => slot_stamp ^ rings::kernels(layout).stamp(&view, index) << 32,
+                _ => slot_stamp ^ rings::kernels(layout).stamp(&words, index) << 32,
             };
             // The stamp is noted before its slot is read, so that the next poll finds a concurrent write. A slot
             // whose writer died stays busy and is read every time.
@@ -151,12 +151,12 @@ impl RingFollower {
 
     /// Reads the picked slots into the record.
     fn take_in(&mut self, picked: Vec<usize>, owner: Owner) {
-        let (view, layout) = self.reader.memory();
+        let (words, layout) = self.reader.memory();
         let slots = layout.slots.rows as u64;
-        let newer = decode::dump_of(&view, layout, self.reader.now_ns(), picked);
+        let newer = decode::dump_of(&words, layout, self.reader.now_ns(), picked);
         self.record.take_in(newer, Some(slots));
         if self.record.is_overgrown() {
-            self.record = FollowedDump::of(decode::dump(&view, layout, self.reader.now_ns()));
+            self.record = FollowedDump::of(decode::dump(&words, layout, self.reader.now_ns()));
         }
         self.reader
             .set_time_and_reason(self.record.dump_mut(), owner);
@@ -166,8 +166,8 @@ impl RingFollower {
             index.map_or(true, |index| !is_settled(&entries[index]))
         });
         // NCCL's state covers all operations in progress, also those whose slots this read did not cover.
-        let (view, layout) = self.reader.memory();
-        nccl::put_into(self.record.dump_mut(), &view, layout);
+        let (words, layout) = self.reader.memory();
+        nccl::put_into(self.record.dump_mut(), &words, layout);
         self.record.dump_mut().keep_newest(self.keep);
     }
 }

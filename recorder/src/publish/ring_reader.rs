@@ -187,15 +187,17 @@ impl RingReader {
     /// exit code, the lost records, NCCL's links, the failures, the connections and the steps of reducers. It depends
     /// neither on the operations nor on the heartbeat nor on the waits for a processor.
     pub(super) fn fingerprint(&self) -> u64 {
-        let view = &self.view.words();
+        let words = &self.view.words();
         let phases = rings::phases(&self.layout);
         let groups = self.layout.groups;
-        let phase_stamps = (0..phases.slots()).map(|index| phases.stamp(view, index));
-        let used = view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
-        let words = layout::group::RANKS..=layout::group::LAST_COMPLETED;
+        let phase_stamps = (0..phases.slots()).map(|index| phases.stamp(words, index));
+        let used = words.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
+        let progress_words = layout::group::RANKS..=layout::group::LAST_COMPLETED;
         let progress = (0..used).flat_map(|row| {
             let start = groups.row(row, layout::group::WORDS);
-            words.clone().map(move |word| view.load(start + word))
+            progress_words
+                .clone()
+                .map(move |word| words.load(start + word))
         });
         let rest = [
             header::STEP,
@@ -203,16 +205,16 @@ impl RingReader {
             header::LINKS_LOST,
             header::EXITED_AT,
         ];
-        let rest = rest.map(|word| view.load(word));
+        let rest = rest.map(|word| words.load(word));
         phase_stamps
             .chain(progress)
             .chain(rest)
             .chain([
                 used as u64,
-                nccl::fingerprint(view, &self.layout),
-                failures::fingerprint(view, &self.layout),
-                peers::fingerprint(view, &self.layout),
-                reducer::fingerprint(view, &self.layout),
+                nccl::fingerprint(words, &self.layout),
+                failures::fingerprint(words, &self.layout),
+                peers::fingerprint(words, &self.layout),
+                reducer::fingerprint(words, &self.layout),
             ])
             .fold(0, |hash: u64, word| {
                 (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -183,7 +183,7 @@ impl Pickle {
                     (&[root], []) => return Ok(root),
                     _ => {
                         return Err(Fault::Damaged {
-                            what: "the end, where not exactly one value is left",
+                            what: "an end at which not exactly one value is left",
                             at: here,
                         });
                     }

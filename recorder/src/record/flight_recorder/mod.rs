@@ -68,7 +68,8 @@ pub struct FlightRecorder {
     tables: Tables,
     clock: Clock,
     place: Place,
-    /// Number of words touched ahead, from the first slot on and then from the beginning.
+    /// Number of words that were touched ahead: those from the first slot to the end of the ring, then those from its
+    /// beginning.
     touched: AtomicUsize,
     /// Whether the system had no space for more of the file.
     growth_stopped: AtomicBool,

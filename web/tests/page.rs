@@ -145,7 +145,7 @@ fn the_graph_leads_every_rank_to_the_cause_and_hides_no_edge() {
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);
 }
 
-/// The age in the verdict's sentence grows as in the reports, and nothing else in it.
+/// The age in the verdict's sentence grows as in the reports, and nothing else in the sentence changes.
 #[test]
 fn the_page_lets_the_age_of_a_sentence_grow_as_the_reports_do() {
     if !runs("node") {

@@ -36,7 +36,9 @@ pub(crate) enum Refusal {
     NoRecords(u64),
     #[error("job {0:?} has no rings on this node; GET /api/v1/jobs lists the jobs that have")]
     NoJob(String),
-    #[error("{0} other jobs are shown, which is the limit; close one of their pages")]
+    #[error(
+        "{0} other jobs are shown, which is the limit; close one of their pages, or try again later"
+    )]
     ManyJobs(usize),
     #[error("the server failed to start a thread: {0}")]
     Thread(std::io::Error),

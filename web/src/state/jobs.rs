@@ -99,7 +99,7 @@ pub(crate) struct JobRow {
     pub(crate) shown: bool,
     /// `None` if the job was not judged; see [`NodeJob::report`].
     pub(crate) verdict: Option<Verdict>,
-    /// The verdict as views write it ([`rcomm_analyzer::Report::word`]); `None` as `verdict`.
+    /// The verdict as views write it ([`rcomm_analyzer::Report::word`]); `None` if `verdict` is.
     pub(crate) word: Option<&'static str>,
     /// What views say after that word ([`rcomm_analyzer::Report::first_line`]); empty if the job was not judged.
     pub(crate) sentence: String,

@@ -58,7 +58,7 @@ pub(crate) struct Status {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Look {
     pub(crate) rank: Rank,
-    /// Where the command is for; empty if unknown.
+    /// The host on which the command must run; empty if unknown.
     pub(crate) host: String,
     /// A shell command; see [`Snapshot::look_command`].
     pub(crate) command: String,

@@ -384,9 +384,9 @@ impl Network {
         Some(network)
     }
 
-    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, and checks that each has one address for each text
-    /// in the list `expected`, which begins with the text. The name `first` resolves to the first host's address on the
-    /// second host, and to one of the loopback interface on the first.
+    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second. `expected` is a list of texts; checks that each
+    /// rank has one address for each text, and that the address begins with the text. The name `first` resolves to the
+    /// first host's address on the second host, and to one of the loopback interface on the first.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
         for (host, hosts_line) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {

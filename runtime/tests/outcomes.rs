@@ -141,7 +141,8 @@ fn run_scenario(scenario: &str, transport: &str) -> Vec<(String, Vec<Failure>)> 
             .join(format!("{rank}.0.ring"));
         let ring = RingReader::attach(ring).unwrap().snapshot();
         let result = std::fs::read_to_string(result_path(folder.path(), rank));
-        // The shutdown of a world closes its ring, even after an operation has failed; a killed rank has none.
+        // The shutdown of a world closes its ring, even after an operation has failed. A killed rank writes no result,
+        // and its ring stays open.
         assert_eq!(ring.closed_ns != 0, result.is_ok(), "rank {rank}");
         (result.unwrap_or_default(), ring.failures)
     };

@@ -1,5 +1,6 @@
-//! A step of the reducer allocates nothing on the thread that calls it, once the watchdog has let go of earlier ones,
-//! up to 1,024 operations a round: neither for copies of the gradients nor for its operations.
+//! A step of the reducer allocates nothing on the thread that calls it, neither for copies of the gradients nor for its
+//! operations, once the watchdog has let go of the operations of earlier steps. This holds for up to 1,024 operations
+//! in a round of the watchdog.
 #![allow(clippy::unwrap_used)]
 
 use allocation_counter::measure;

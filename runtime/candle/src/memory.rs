@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Lends the elements of a tensor for reading, in its shape. Nothing is copied.
 ///
 /// # Blocking
-/// Other readers may run until `body` returns; writers block until then.
+/// While another thread writes the tensor's memory. Until `body` returns, other readers may run, and writers block.
 ///
 /// # Errors
 /// `Unsupported` if the tensor is not in host memory, or its element type is not supported; `InvalidArgument` if the
@@ -29,7 +29,7 @@ pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> R
         CpuStorage::F16(elements) => Buffer::from_slice(&elements[range]),
         CpuStorage::F32(elements) => Buffer::from_slice(&elements[range]),
         CpuStorage::F64(elements) => Buffer::from_slice(&elements[range]),
-        _ => return Err(unknown_type(tensor)),
+        _ => return Err(unsupported_type(tensor)),
     };
     body(shaped(buffer, layout)?)
 }
@@ -38,7 +38,7 @@ pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> R
 /// that shares the memory (a clone, a view, the `Var` of the tensor) changes with it.
 ///
 /// # Blocking
-/// Any other use of the tensor blocks until `body` returns.
+/// While another thread uses the tensor's memory. Until `body` returns, any other use of this memory blocks.
 ///
 /// # Errors
 /// Those of [`read`].
@@ -188,7 +188,7 @@ fn not_in_host_memory(tensor: &Tensor) -> Error {
     unsupported(format!("a tensor on {place} is not in host memory"))
 }
 
-fn unknown_type(tensor: &Tensor) -> Error {
+fn unsupported_type(tensor: &Tensor) -> Error {
     unsupported(format!(
         "tensors of candle's type {} are not supported",
         tensor.dtype().as_str()

@@ -33,7 +33,7 @@ struct Arguments {
     /// Lets the system choose the cores of the load and of the servers.
     #[arg(long)]
     anywhere: bool,
-    /// Only the rows whose names contain this.
+    /// Measures only the rows whose names contain this.
     #[arg(long, default_value = "")]
     only: String,
     /// Seconds for each throughput measurement.
@@ -384,7 +384,7 @@ fn pin_to(core: usize) -> Result<()> {
 /// Measures a rate of a server.
 type Measure = Box<dyn FnMut(&Server) -> Result<f64>>;
 
-/// One row of the table: a rate of a server, higher is better.
+/// One row of the table: a rate of a server, of which more is better.
 struct Row {
     name: String,
     unit: Unit,

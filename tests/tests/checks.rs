@@ -1,5 +1,5 @@
 //! Jobs with the debug checks: before each collective, the ranks compare what they issue and look for NaNs in its
-//! input. Also messages whose size does not fit, which backends refuse without these checks.
+//! input. Backends refuse messages whose size does not fit even without these checks.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{DebugLevel, NanCheck};

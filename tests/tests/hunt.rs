@@ -8,10 +8,10 @@ const MENDED: &[u64] = &[
     5, 67, 75, 88, 121, 258, 716, 840, 881, 1005, 1017, 1136, 1520, 1890, 2340, 2363, 2511, 2575,
     2698, 2999, 3120, 3395, 3418, 3531, 3892, 4035, 4813, 5124, 5203, 5216, 5362,
 ];
-/// The same of classes of evidence. A rank without a record may be on the side of a collective that fewer records show,
-/// and may have left because it had lost another, or waited for another without one. PyTorch's dumps state no job:
-/// those of an earlier run are known by when they were written, and by what they contradict. The dumps that a failure
-/// causes show ranks at work, and ranks that leave after their own time-out.
+/// Seeds of the other classes whose reports once stated something false. The reports were wrong about ranks without a
+/// record: about which of two calls they had made, and why they had left. They took dumps of an earlier run, which name
+/// no job, for dumps of this one. And they accused ranks that a failure had made write a dump while they worked or gave
+/// up.
 const MENDED_OF_CLASS: &[(Class, u64)] = &[
     (Class::Attempts, 7),
     (Class::Attempts, 45),

@@ -22,8 +22,8 @@ const STEP_OF_FAULT: i64 = 3;
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
-    let fault = args.next().unwrap_or_default();
-    exit_code(match fault.as_str() {
+    let role = args.next().unwrap_or_default();
+    exit_code(match role.as_str() {
         "shrink" => survive(),
         "grow" => grow(Then::End),
         "grow-and-hang" => grow(Then::Hang),

@@ -229,7 +229,7 @@ impl Job {
             faults,
             groups: Vec::new(),
         };
-        job.group();
+        job.set_groups();
         job
     }
 
@@ -277,8 +277,8 @@ impl Job {
         })
     }
 
-    /// Makes the groups that the sizes of the mesh give.
-    pub(super) fn group(&mut self) {
+    /// Gives the job the groups that follow from the sizes of its mesh.
+    pub(super) fn set_groups(&mut self) {
         self.groups = self.make_groups();
     }
 

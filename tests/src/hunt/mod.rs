@@ -71,7 +71,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The case of this seed among any jobs.
+    /// The case of this seed, of a job of any kind.
     pub fn make(seed: u64) -> Self {
         Self::of(Class::Any, seed)
     }
@@ -80,7 +80,7 @@ impl Case {
     pub fn of(class: Class, seed: u64) -> Self {
         let random = &mut Random::new(seed ^ class.salt() ^ 0x7275_6e00);
         let mut case = Self::of_job(class.job(seed), class, random);
-        class.left(&mut case, random);
+        class.change_records(&mut case, random);
         case
     }
 
@@ -92,7 +92,7 @@ impl Case {
             (unasked.last as f64 * share) as i64
         });
         let mut history = run::run(&job, programs, &faults, asked, random);
-        class.happened(&mut history, random);
+        class.change_history(&mut history, random);
         let mut case = Self {
             class,
             job,

@@ -105,8 +105,8 @@ impl<'a> Cases<'a> {
         );
     }
 
-    /// Checks the collectives on elements of this type: each but a scatter and a coalesced reduce-scatter in its
-    /// blocking form, and some in their asynchronous form.
+    /// Checks the collectives on elements of this type, most in their blocking form and some in their asynchronous
+    /// form. A scatter is checked in the asynchronous form only, and a coalesced reduce-scatter by `check_issued`.
     pub(crate) fn check<T: Scalar>(&mut self) {
         self.check_reductions::<T>();
         self.check_rooted::<T>();
@@ -215,13 +215,14 @@ impl<'a> Cases<'a> {
         for root in [0, n - 1] {
             let case = |name: &str| format!("{name} of {} from {root}", T::DTYPE);
             let is_root = this_rank == root;
-            let to = root as u32;
+            let root_rank = root as u32;
             let expected = self.input::<T>(root, 0, len);
             let mut buffer = self.input::<T>(this_rank, 0, len);
-            group.broadcast(&mut buffer, to).unwrap();
+            group.broadcast(&mut buffer, root_rank).unwrap();
             self.same(&case("broadcast"), buffer, expected.clone());
             let buffer = self.input::<T>(this_rank, 0, len);
-            let got = group.broadcast_async(buffer, to).unwrap().wait().unwrap();
+            let work = group.broadcast_async(buffer, root_rank).unwrap();
+            let got = work.wait().unwrap();
             self.same(&case("broadcast_async"), got, expected);
 
             for (name, lens) in [
@@ -239,11 +240,11 @@ impl<'a> Cases<'a> {
                 let input = self.input::<T>(this_rank, 0, lens[this_rank]);
                 if name == "even" {
                     group
-                        .gather(&input, &mut slices_mut(&mut outputs), to)
+                        .gather(&input, &mut slices_mut(&mut outputs), root_rank)
                         .unwrap();
                 } else {
                     group
-                        .gather_v(&input, &mut slices_mut(&mut outputs), to)
+                        .gather_v(&input, &mut slices_mut(&mut outputs), root_rank)
                         .unwrap();
                 }
                 self.same(&case(&format!("gather {name}")), outputs, expected);
@@ -257,13 +258,13 @@ impl<'a> Cases<'a> {
                 let output = vec![T::default(); lens[this_rank]];
                 let (_, got) = if name == "even" {
                     group
-                        .scatter_async(inputs, output, to)
+                        .scatter_async(inputs, output, root_rank)
                         .unwrap()
                         .wait()
                         .unwrap()
                 } else {
                     group
-                        .scatter_v_async(inputs, output, to)
+                        .scatter_v_async(inputs, output, root_rank)
                         .unwrap()
                         .wait()
                         .unwrap()

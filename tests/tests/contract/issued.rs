@@ -14,7 +14,7 @@ impl Cases<'_> {
             return;
         }
         let root = n - 1;
-        let to = root as u32;
+        let root_rank = root as u32;
         let is_root = this_rank == root;
         let uneven: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
         let even = vec![len; n];
@@ -31,13 +31,15 @@ impl Cases<'_> {
         let for_each_v = self.inputs::<T>(this_rank, &uneven);
         let issued = "the operation is issued";
 
-        let reduce = group.reduce_async(input.clone(), op, to).expect(issued);
+        let reduce = group
+            .reduce_async(input.clone(), op, root_rank)
+            .expect(issued);
         let coalesced = group
             .all_reduce_coalesced_async(pair.clone(), op)
             .expect(issued);
         let block = group.coalesce_async(|block| {
             block.all_reduce(input.clone(), op);
-            block.broadcast(wide.clone(), to);
+            block.broadcast(wide.clone(), root_rank);
         });
         let gather_v = group
             .all_gather_v_async(part.clone(), lists(&uneven))
@@ -65,19 +67,23 @@ impl Cases<'_> {
             .all_to_all_single_async(wide.clone(), vec![T::default(); len * n])
             .expect(issued);
         let to_root = group
-            .gather_async(input.clone(), at_root(lists(&even)), to)
+            .gather_async(input.clone(), at_root(lists(&even)), root_rank)
             .expect(issued);
         let to_root_v = group
-            .gather_v_async(part.clone(), at_root(lists(&uneven)), to)
+            .gather_v_async(part.clone(), at_root(lists(&uneven)), root_rank)
             .expect(issued);
         let from_root = group
-            .scatter_async(at_root(for_each.clone()), vec![T::default(); len], to)
+            .scatter_async(
+                at_root(for_each.clone()),
+                vec![T::default(); len],
+                root_rank,
+            )
             .expect(issued);
         let from_root_v = group
             .scatter_v_async(
                 at_root(for_each_v),
                 vec![T::default(); uneven[this_rank]],
-                to,
+                root_rank,
             )
             .expect(issued);
 
@@ -176,7 +182,7 @@ impl Cases<'_> {
             };
             let (one, whole) = (doubled(0, len), doubled(0, len * n));
             let mut buffer = self.input::<T>(this_rank, 0, len);
-            group.reduce(&mut buffer, twice.clone(), to).unwrap();
+            group.reduce(&mut buffer, twice.clone(), root_rank).unwrap();
             let left = if is_root {
                 one
             } else {

@@ -1,4 +1,4 @@
-//! A group may have two backends, one for each kind of memory.
+//! A group may have two backends, each in a lane of its own: one for each kind of memory.
 
 use rcomm::backend::{Call, GroupContext};
 use rcomm::{

@@ -1,5 +1,5 @@
-//! What the watchdog or a loop over all groups drops last: a group whose backend takes long to end, or the world
-//! itself.
+//! The watchdog, or a loop over all groups, may drop the last reference to a group whose backend takes long to end, or
+//! to the world itself.
 
 use super::failing;
 use rcomm::backend::GroupContext;
@@ -20,7 +20,7 @@ const SLOW: &str = "slow";
 /// Sends the name of the thread that drops a slow backend, and receives a message when that thread may go on.
 type Ends = (Sender<String>, Receiver<()>);
 
-/// If it has channels, it reports that it is dropped, and waits until it may go on.
+/// Hooks of a backend. If they have channels, their drop sends the name of its thread, and waits until it may go on.
 struct Slow(Option<Mutex<Ends>>);
 
 impl Drop for Slow {
@@ -98,7 +98,8 @@ fn a_group_that_the_watchdog_holds_last_does_not_hold_it_up() {
     });
 }
 
-/// Lets the test go on when its group is aborted, and waits for it; then sends the name of the thread that drops it.
+/// Hooks of a backend. If they have channels, an abort lets the test go on and waits for it, and the drop sends the
+/// name of its thread.
 struct Aborted(Option<Mutex<(Sender<()>, Ends)>>);
 
 impl Hooks for Aborted {

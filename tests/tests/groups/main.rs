@@ -244,7 +244,7 @@ fn an_object_of_another_type_is_refused_by_its_receiver_and_the_group_stays_usab
     });
 }
 
-/// A value that the program cannot read: it panics.
+/// A value whose deserialization panics.
 #[derive(serde::Serialize)]
 struct Unreadable;
 

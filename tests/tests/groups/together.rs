@@ -1,5 +1,6 @@
 //! Several groups of one world: they are found by name, form a mesh, are shared and merged, and are waited for, timed,
-//! aborted and given time-outs at once. Also the hook of a group, and how ranks meet by the URL of an init method.
+//! aborted and given time-outs at once. A group's hook is called for each operation, and ranks meet by the URL of an
+//! init method.
 
 use super::{failing, run};
 use rcomm::{

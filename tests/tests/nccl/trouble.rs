@@ -278,7 +278,7 @@ impl LastRankFault {
 
 #[test]
 fn faults_end_a_rank_that_is_alone() {
-    // No broadcast connects a rank that is alone.
+    // No broadcast connects a rank that is alone, so a fault that counts launches strikes one operation later.
     let hang = LastRankFault {
         sentence: "all_reduce #5 on group default_pg",
         ..PEER_FAULTS[0]

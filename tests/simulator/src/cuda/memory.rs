@@ -89,7 +89,7 @@ impl Mapping {
         Ok(Self { at, size })
     }
 
-    /// Maps the memory of another process that is the file at `path`.
+    /// Maps the file at `path`, which holds the memory of another process.
     pub(crate) fn open(path: &str) -> io::Result<Self> {
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let size = rustix::fs::fstat(&file)?.st_size;

@@ -267,7 +267,8 @@ impl Comm {
         }
     }
 
-    /// The context of the profiler plug-in; `None` without a plug-in.
+    /// The context that the profiler plug-in gave to the communicator; `None` before all ranks have joined, and if
+    /// there is no plug-in or its `init` failed.
     pub(super) fn profiled(&self) -> Option<&profiler::Context> {
         self.profiled.get()
     }

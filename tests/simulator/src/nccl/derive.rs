@@ -70,8 +70,8 @@ pub unsafe extern "C" fn ncclCommShrink(
     let Some(count) = usize::try_from(count).ok().filter(|count| *count > 0) else {
         return fail(INVALID_ARGUMENT, "excludeRanksCount must be greater than 0");
     };
-    // SAFETY: `excluded` is not null and holds `count` ints, which the caller leaves as they are during
-    // this call, which copies them.
+    // SAFETY: `excluded` is not null and holds `count` ints, which the caller leaves as they are during this call. The
+    // slice is not used afterwards.
     let excluded = unsafe { std::slice::from_raw_parts(excluded, count) };
     if excluded.contains(&parent.rank) {
         return fail(INVALID_ARGUMENT, "the calling rank is in excludeRanksList");

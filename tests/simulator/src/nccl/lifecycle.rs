@@ -1,4 +1,4 @@
-//! Creation, finalization, destruction, abort and revocation of communicators; `derive` has split and shrink.
+//! Makes, finalizes, destroys, aborts and revokes communicators. `derive` splits and shrinks them.
 
 use super::comm::{Comm, admit, comm_of, dismiss};
 use super::group::{is_in_group, leak_depth, run_or_defer};
@@ -89,8 +89,8 @@ impl Name {
     fn is_intact(&self) -> bool {
         let byte = |nth: usize| {
             // SAFETY: `nth` is within what was a text when the communicator was made. The caller keeps that
-            // for as long as the communicator, as the library asks. Of a caller that does not, this reads
-            // freed memory, as the library does; that is what is tested.
+            // for as long as the communicator, as the library asks. If the caller does not, this reads freed
+            // memory, as the library does; that is what is tested.
             unsafe { self.at.add(nth).read_volatile() }.cast_unsigned()
         };
         self.original

@@ -251,8 +251,8 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
     if status != SUCCESS {
         return status;
     }
-    // SAFETY: `properties` is null or points to a structure of this version of the caller's, which no other
-    // code uses during this call.
+    // SAFETY: `properties` is null or points to a structure of the caller's that begins with these fields, and that no
+    // other code uses during this call.
     let Some(properties) = (unsafe { properties.as_mut() }) else {
         return fail(INVALID_ARGUMENT, "props argument is NULL");
     };
@@ -295,7 +295,8 @@ fn check(comm: &Comm, peer: c_int) -> c_int {
     SUCCESS
 }
 
-/// Launches after `delay`, and after all ranks have connected if that was not done yet.
+/// Launches a one-sided operation after `delay`, and, if it is the communicator's first, after all ranks have
+/// connected.
 fn enqueue(
     comm: &Arc<Comm>,
     (stream, delay): (Arc<Stream>, Option<Duration>),
@@ -500,8 +501,8 @@ pub unsafe extern "C" fn ncclWaitSignal(
     else {
         return fail(INVALID_ARGUMENT, "ncclWaitSignal: invalid arguments");
     };
-    // SAFETY: `wanted` is not null (checked) and holds `length` descriptors, which the caller leaves as they
-    // are during this call, which copies them.
+    // SAFETY: `wanted` is not null (checked) and holds `length` descriptors. The caller leaves them as they are during
+    // this call, and they are copied here.
     let wanted = unsafe { std::slice::from_raw_parts(wanted, length) }.to_vec();
     for (index, descriptor) in wanted.iter().enumerate() {
         let is_rank = descriptor.peer >= 0 && descriptor.peer < comm.size;

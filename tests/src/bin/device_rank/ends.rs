@@ -1,6 +1,6 @@
 //! Scenarios of communicators that are in use when they end, or when the program calls again: by graphs that hold
-//! operations, by kernels that hang, by launches during which memory is registered. Also of how many events a burst of
-//! operations keeps.
+//! operations, by kernels that hang, by launches during which memory is registered. One scenario counts the events that
+//! a burst of operations keeps.
 
 use super::graph::Graphs;
 use super::stuck::Gate;
@@ -518,8 +518,8 @@ pub(super) fn wait_until(event: &str, condition: impl Fn() -> bool) {
 /// Many operations are pending at once: only some of the events that they used are kept.
 pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
     const OPERATIONS: usize = 5_000;
-    // Two pools of events, of ends of operations and of waits between streams, keep 4,096 each; the rest is slack for
-    // events that other code holds.
+    // There are two pools of events, one for the ends of operations and one for waits between streams. Each keeps
+    // 4,096; the rest is slack for events that other code holds.
     const MAX_KEPT: u64 = 2 * 4_096 + 64;
     let events = counter(world, "live_events");
     let numbers = gpu.buffer(&[1i64; 8])?;

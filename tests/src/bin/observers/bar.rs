@@ -1,4 +1,4 @@
-//! Whether an observer costs a rank more than it may: decided by time, or by processor time where the time does not decide.
+//! Decides from measurements whether an observer costs a rank more than it may.
 
 use crate::median;
 
@@ -12,7 +12,7 @@ const SMALL_NS: f64 = 100.0;
 pub(crate) enum Bar {
     /// A hundredth.
     Share,
-    /// A hundred nanoseconds on each of so many ranks.
+    /// A hundred nanoseconds on each of this many ranks.
     Nanoseconds(u32),
 }
 

@@ -50,7 +50,7 @@ struct Cli {
     /// The number of ranks.
     #[arg(long, default_value_t = 2)]
     ranks: u32,
-    /// Leave out larger messages, in bytes.
+    /// Leave out messages of more bytes than this.
     #[arg(long, default_value_t = usize::MAX)]
     largest: usize,
 }
@@ -122,7 +122,9 @@ fn observe(cli: &Cli) -> anyhow::Result<()> {
 
 /// Prints on which side of its bar each observer's cost is, and what decides that.
 fn print_sides(ranks: u32, rows: &[&Row], kinds: &[Kind], all: &[Rounds]) {
-    println!("\nat most 1 % from 1 MiB on and of a step, 100 ns below");
+    println!(
+        "\nallowed: 1 % for messages of 1 MiB or more and for a step, 100 ns for smaller messages"
+    );
     let names: Vec<String> = kinds[1..]
         .iter()
         .map(|kind| format!("{:>24}", kind.name()))

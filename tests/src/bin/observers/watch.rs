@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long an observer may take to begin, and for each of its reads.
+/// The longest time that an observer may take to begin, and that one of its reads may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause between two polls of `rcomm-web`.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -17,10 +17,10 @@ const FEWEST_SAMPLES: usize = 16;
 const ENDING_NOW: u64 = 1;
 /// Descriptors that a rank opens for each peer when it first needs them, which may be at any time, and then keeps: the
 /// connections for collectives and messages of the world's group, one by which each of the two notices the other's end,
-/// and a handle of the peer's process. Of a thousand rounds, a descriptor that one in twenty leaves behind is more.
+/// and a handle of the peer's process. If one round in twenty leaves a descriptor behind, a thousand rounds leave more.
 const FIRST_USE: [(&str, u64); 2] = [("socket", 4), ("anon_inode:[pidfd]", 1)];
-/// Memory has grown if it is more by one part in the first of these, and by the second in KiB: an allocator does not
-/// keep the same amount at all times.
+/// Growth of memory that is allowed, because an allocator does not keep the same amount at all times: a share of what
+/// was used before, whose divisor is the first number, or the second number in KiB if that is more.
 const MEMORY_NOISE: (u64, u64) = (20, 2 << 10);
 
 /// One of the numbers of a sample.
@@ -150,7 +150,7 @@ fn median(samples: &[Sample], number: impl Fn(&Sample) -> u64) -> u64 {
 /// Works as the rank that the environment names: makes rounds until the time is over, then prints its report.
 ///
 /// # Errors
-/// As [`rank::run`].
+/// The environment names no rank, or the rank's world cannot be made or shut down.
 #[expect(
     clippy::print_stdout,
     reason = "the report goes to the program that started this one"

@@ -50,10 +50,10 @@ struct Cli {
 
 #[derive(Debug, Args)]
 struct Soak {
-    /// Where all random choices come from.
+    /// The number from which all random choices follow.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How long to go on.
+    /// How many minutes to make rounds for.
     #[arg(long, default_value_t = 1.0)]
     minutes: f64,
     /// The number of the first round.
@@ -124,7 +124,7 @@ const ENDING: Duration = Duration::from_secs(180);
 /// more: with more, the machine is no place for a soak, or the counts of turns hide a fault.
 const MOST_STARVED: u64 = 10;
 
-/// By how much the time-out grows when a round is made again whose ranks did not get the processor.
+/// The factor by which the time-out grows when a round is made again whose ranks did not get the processor.
 const MORE_TIME: u32 = 10;
 
 /// How long operations may take, and how much later an error may come.
@@ -216,7 +216,9 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
                 let more = Limits { timeout, ..limits };
                 try_round(&plan, &more, &mut totals).and_then(|round| match round {
                     Round::Right => Ok(()),
-                    Round::Starved(errors) => bail!("starved again in {timeout:?}; {errors}"),
+                    Round::Starved(errors) => bail!(
+                        "its ranks did not get the processor again, with a time-out of {timeout:?}; {errors}"
+                    ),
                 })
             }
             done => done.map(|_| ()),
@@ -232,7 +234,7 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
     }
     println!(
         "seed {}: {} rounds in {:.0} s, {} with a fault, {} with a fault of the launcher, {} with a late rank, \
-         {} made again without the processor; {} ranks, {} operations checked; slowest error {} ms after \
+         {} made again for want of the processor; {} ranks, {} operations checked; slowest error {} ms after \
          the start of its operation; at most {} MiB per rank; rounds that were wrong: {bad}",
         args.seed,
         totals.rounds,

@@ -102,7 +102,7 @@ impl Class {
                 self.draw_faults(&mut job, random, 1.0);
             }
         }
-        job.group();
+        job.set_groups();
         job
     }
 
@@ -118,14 +118,14 @@ impl Class {
     }
 
     /// Changes what has happened in a job of this class.
-    pub(super) fn happened(self, history: &mut History, random: &mut Random) {
+    pub(super) fn change_history(self, history: &mut History, random: &mut Random) {
         if self == Self::Dumps {
             give_up(history, random);
         }
     }
 
     /// Adds to the records of a case of this class, or replaces them.
-    pub(super) fn left(self, case: &mut Case, random: &mut Random) {
+    pub(super) fn change_records(self, case: &mut Case, random: &mut Random) {
         match self {
             Self::Attempts => attempts::add_earlier(case, random),
             Self::Logs => logs::write(case, random),

@@ -35,8 +35,8 @@ fn code(gone: &Gone) -> i32 {
     gone.signal.map_or(gone.code.unwrap_or(1), |signal| -signal)
 }
 
-/// torchrun: the agent of each host reports the processes that it found ended at its first look after a failure. It
-/// calls the lowest of these ranks the root cause.
+/// Writes what torchrun writes: the agent of each host reports the processes that it found ended at its first look
+/// after a failure, and calls the lowest of these ranks the root cause.
 pub(super) fn torchrun(case: &Case, lines: &mut Vec<Line>) {
     if let Some(asked) = case.history.asked {
         for host in 0..=case.job.host(case.job.world() - 1) {
@@ -122,8 +122,8 @@ pub(super) fn torchrun(case: &Case, lines: &mut Vec<Line>) {
     }
 }
 
-/// Slurm: one line for each task that failed, or for several tasks of a host that end alike at about the same time.
-/// Slurm writes that a step is cancelled before its tasks end.
+/// Writes what Slurm writes: one line for each task that failed, or for several tasks of a host that end alike at about
+/// the same time. Slurm writes that a step is cancelled before its tasks end.
 pub(super) fn srun(case: &Case, lines: &mut Vec<Line>) {
     let mut say = |at: i64, text: String| {
         lines.push(Line {

@@ -10,9 +10,9 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// A store that runs `then` once: when its rank looks for `key` or sets it, or, if `key` is [`MANY`], when the rank
-/// reads several keys.
-struct RunOnCheck {
+/// A store that runs `then` once: when its rank checks `key` or sets it, or, if `key` is [`MANY`], when the rank reads
+/// several keys.
+struct RunOnAccess {
     key: &'static str,
     store: Arc<dyn Store>,
     then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -25,7 +25,7 @@ const LIVENESS: &str = "cpu/addr/1";
 /// In place of a key: the rank reads several keys.
 const MANY: &str = "*";
 
-impl RunOnCheck {
+impl RunOnAccess {
     fn run_on(&self, key: &str) {
         let then = match key == self.key {
             true => self.then.lock().unwrap().take(),
@@ -37,7 +37,7 @@ impl RunOnCheck {
     }
 }
 
-impl Store for RunOnCheck {
+impl Store for RunOnAccess {
     fn check(&self, keys: &[&str]) -> Result<bool> {
         if let [key] = keys {
             self.run_on(key);
@@ -104,7 +104,7 @@ impl Store for RunOnCheck {
 /// second, and before the first checks whether the second is still alive.
 fn first_after_end_of_second(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
-    let store_of_first = Arc::new(RunOnCheck {
+    let store_of_first = Arc::new(RunOnAccess {
         key: LIVENESS,
         store: shared.clone(),
         then: Mutex::default(),
@@ -201,7 +201,7 @@ fn a_store_that_falls_silent_does_not_hold_up_a_rank_beyond_its_deadline() {
     let (release, held) = std::sync::mpsc::channel::<()>();
     let has_waited = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let waited = has_waited.clone();
-    let store: Arc<dyn Store> = Arc::new(RunOnCheck {
+    let store: Arc<dyn Store> = Arc::new(RunOnAccess {
         key: "cpu/host_of/1",
         store: Arc::new(HashStore::new()),
         // Like a store that answers only long after the deadline.
@@ -228,7 +228,7 @@ fn a_store_that_falls_silent_does_not_hold_up_a_rank_beyond_its_deadline() {
 
 /// A new store that runs `then` when a rank first reads several keys.
 fn run_on_read(then: impl FnOnce() + Send + 'static) -> Arc<dyn Store> {
-    Arc::new(RunOnCheck {
+    Arc::new(RunOnAccess {
         key: MANY,
         store: Arc::new(HashStore::new()),
         then: Mutex::new(Some(Box::new(then))),
@@ -250,7 +250,7 @@ fn a_wait_for_hosts_ends_though_the_store_panics_or_never_answers() {
     drop(never);
 }
 
-/// The error with which rank 0 of two, which the other does not join, looks for the hosts of both.
+/// The error that rank 0 of two gets when it looks for the hosts of both, for `limit` at most. Rank 1 never joins.
 fn hosts_of_two(store: Arc<dyn Store>, limit: Duration) -> rcomm_core::Error {
     let factory = CpuFactory::open(&world_context(store, 0, 2, Wiring::Tcp)).unwrap();
     let deadline = Deadline::In(limit).started();
@@ -285,7 +285,7 @@ fn assert_names_whom_the_rank_that_left_awaited<P>(pending: impl Fn(&Rig) -> P +
     let held = Arc::new(Mutex::new(held));
     let silent = || -> Arc<dyn Store> {
         let held = held.clone();
-        Arc::new(RunOnCheck {
+        Arc::new(RunOnAccess {
             // Rank 1 writes its reason under this key, and rank 0 looks for it there.
             key: "world//gave_up/1",
             store: shared.clone(),

@@ -41,7 +41,8 @@ enum Wiring {
     Streams(usize),
     /// All ranks use shared memory.
     Shm,
-    /// All ranks use shared memory, with buffers of any length that the group allocated.
+    /// All ranks use shared memory, and collectives run directly in buffers that the group has allocated, whatever
+    /// their length.
     Registered,
     /// Ranks use memory inside hosts of this many consecutive ranks; the last host may have fewer.
     Hosts(u32),

@@ -38,13 +38,13 @@ enum Answer {
 }
 
 impl Hierarchy {
-    /// Reads from the store what the hosts with several ranks have published: each is given with the first of its ranks.
-    /// The first operation does so, since the making of a group must not wait for other hosts.
+    /// Reads from the store what the hosts with several ranks have published: each is given with the first of its
+    /// ranks. The first operation does so, since the making of a group must not wait for other hosts.
     ///
     /// # Errors
     /// After the deadline, without another request: `Late` with the first rank of each host that had not published when
-    /// the store was last asked, or `Store` if the store has not said which shortly before the deadline.
-    /// Why the wait was interrupted otherwise; those of the store.
+    /// the store was last asked, or `Store` if the store has not said shortly before the deadline which hosts those
+    /// are. `Interrupted` if the group was stopped; those of the store.
     pub(super) fn find(
         store: &Arc<dyn Store>,
         hosts: &[(usize, Rank)],
@@ -189,8 +189,8 @@ mod tests {
         assert_eq!(later.kind(), std::io::ErrorKind::WouldBlock);
     }
 
-    /// Listens in front of the store at `port`. After `passed` answers, which it tells, it passes none on. Returns its
-    /// own port.
+    /// Listens in front of the store at `port`, and returns its own port. Passes on the first `passed` answers, then
+    /// says so through `silent`, and passes on no more.
     fn stand_in_front_of(port: u16, passed: usize, silent: Sender<()>) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own_port = listener.local_addr().unwrap().port();

@@ -46,7 +46,7 @@
 //! | `queue` | a communicator with its stream, and the operations in progress on it |
 //! | `launch` | an operation as calls of NCCL |
 //! | `comm` | communicators: how ranks find each other over the store, creation, calls, the end |
-//! | `context` | what the queues of a backend share: options, how long their ends may take, the order of launches, the search for NaNs, the report of NCCL's RAS subsystem |
+//! | `context` | what the queues of a backend share: options, how long their ends may take, the order of launches, whether an end that the device reports is believed, the search for NaNs, the report of NCCL's RAS subsystem |
 //! | `cuda` | the driver: its table of functions, device, streams, events, memory, graphs; the links between devices |
 //! | `library` | NCCL: its table of functions, types, versions, configuration |
 //!

@@ -216,7 +216,7 @@ impl NcclBackend {
         let _entered = self.shared.device.enter()?;
         let graph = queue.check_capture(&op);
         let graph = graph.map_err(|error| error.during(op.op_type()))?;
-        if let (Some(graph), HostWait::Host) = (graph, wait) {
+        if let (Some(graph), HostWait::Yes) = (graph, wait) {
             let message = format!(
                 "its buffers' stream is being captured into graph {}: nothing runs during a capture, so it cannot be \
                  waited for: issue it (`..._async`) and call `wait_stream`",
@@ -249,9 +249,9 @@ fn hold(op: &Op<'_>) -> Result<Op<'static>> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HostWait {
     /// The call waits, which is refused during a capture.
-    Host,
+    Yes,
     /// The call returns at once.
-    Later,
+    No,
 }
 
 impl Backend for NcclBackend {
@@ -261,7 +261,7 @@ impl Backend for NcclBackend {
 
     fn issue(&self, op: Op<'static>, call: Call, _: Arc<dyn Observer>) -> Result<Arc<dyn Pending>> {
         let deadline = call.deadline.started();
-        let (ticket, _) = self.submit(op, Call { deadline, ..call }, HostWait::Later)?;
+        let (ticket, _) = self.submit(op, Call { deadline, ..call }, HostWait::No)?;
         Ok(ticket)
     }
 
@@ -274,7 +274,7 @@ impl Backend for NcclBackend {
                 return Err(error.during(op.op_type()));
             }
         };
-        let (ticket, wait) = self.submit(held, Call { deadline, ..call }, HostWait::Host)?;
+        let (ticket, wait) = self.submit(held, Call { deadline, ..call }, HostWait::Yes)?;
         if wait == TurnWait::Waited {
             observer.started();
         }

@@ -10,7 +10,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(crate) struct Turns {
     state: Mutex<State>,
-    moved: Condvar,
+    /// Notified when turns have passed, and when the group has failed.
+    changed: Condvar,
 }
 
 /// Which turns have passed, and which threads wait.
@@ -89,7 +90,7 @@ impl Turns {
             }
             state.waiting += 1;
             let (guard, _) = self
-                .moved
+                .changed
                 .wait_timeout(state, rest)
                 .unwrap_or_else(PoisonError::into_inner);
             state = guard;
@@ -105,14 +106,14 @@ impl Turns {
         let mut state = self.lock();
         if state.pass(number) {
             drop(state);
-            self.moved.notify_all();
+            self.changed.notify_all();
         }
     }
 
     /// Ends all waits for turns, since the group has failed.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 }
 

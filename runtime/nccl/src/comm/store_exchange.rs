@@ -44,8 +44,8 @@ impl StoreExchange {
     /// Until all members have published a value, or the deadline; then for up to 2 s to find out which have not.
     ///
     /// # Errors
-    /// `Timeout` names the ranks that have not published a value, if the store says which; `Rendezvous` if the values cannot
-    /// be read; the error of the store.
+    /// `Timeout` names the ranks that have not published a value, if the store says which; `Rendezvous` if the values
+    /// cannot be read; the error of the store.
     pub(crate) fn gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let deadline = deadline.started();
         let values = self.try_gather(key, deadline).map_err(|error| {

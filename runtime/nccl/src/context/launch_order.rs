@@ -8,9 +8,9 @@
 //! This order is not the default. With it, an operation starts only after all operations that were issued before it on
 //! the device have started, also those of other groups, which wait for their own buffers. Without it, ranks may issue
 //! operations of several groups in different orders as long as the device can hold the kernels. With it, such ranks may
-//! wait for each other without end. In builds of NCCL for CUDA before 12.3, with drivers before
-//! 12.3, and in a capture with drivers before 12.9, the operations even run one after the other (`getImplicitOrder`,
-//! enqueue.cc:1555 of NCCL 2.30.7).
+//! wait for each other without end. In builds of NCCL for CUDA before 12.3, with drivers before 12.3, and in a capture
+//! with drivers before 12.9, the operations even run one after the other (`getImplicitOrder`, enqueue.cc:1555 of NCCL
+//! 2.30.7).
 
 use super::options::{LaunchOrder, NcclOptions};
 use crate::library::Version;

@@ -10,7 +10,7 @@
 mod ending;
 mod enqueue;
 mod latest;
-mod launched;
+mod on_device;
 pub(crate) mod pending;
 pub(crate) mod registry;
 mod separate_thread;
@@ -29,7 +29,7 @@ use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::CudaStream;
 use crate::library::hash;
 use ending::AbandonedOp;
-use launched::Launched;
+use on_device::OnDevice;
 use pending::{Start, Ticket};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -144,7 +144,7 @@ pub(crate) struct CommQueue {
     /// The latest operation on the stream.
     latest: Mutex<Option<LatestOp>>,
     state: Mutex<QueueState>,
-    on_device: Launched,
+    on_device: OnDevice,
     /// The memory of operations that were given up while the device may use it.
     abandoned: Mutex<Vec<AbandonedOp>>,
     /// Staging memory for lists whose parts the library requires to be contiguous.
@@ -217,7 +217,7 @@ impl CommQueue {
                 latest_connected: None,
                 called: HashSet::new(),
             }),
-            on_device: Launched::default(),
+            on_device: OnDevice::default(),
             abandoned: Mutex::default(),
             staging: Mutex::default(),
             error_since: OnceLock::new(),

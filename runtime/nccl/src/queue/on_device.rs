@@ -17,7 +17,7 @@ const BATCH: usize = 32;
 
 /// Operations in the order in which the stream runs them. This list does not keep them alive.
 #[derive(Default)]
-pub(super) struct Launched(Mutex<State<Ticket>>);
+pub(super) struct OnDevice(Mutex<State<Ticket>>);
 
 /// The list, and when it is worth a look.
 struct State<T> {
@@ -67,7 +67,7 @@ impl<T> State<T> {
     }
 }
 
-impl Launched {
+impl OnDevice {
     pub(super) fn push(&self, ticket: &Arc<Ticket>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.push(ticket);

@@ -435,7 +435,8 @@ impl GroupHooks {
     }
 
     /// Records that a monitored barrier is issued, which may take `timeout_ms` or, without that, the group's time-out.
-    /// `monitored_barrier_ended` is to be called by the same thread once the call, which blocks, has returned or raised.
+    /// `monitored_barrier_ended` is to be called by the same thread once the call, which blocks, has returned or
+    /// raised.
     #[pyo3(signature = (timeout_ms=None))]
     fn monitored_barrier(&self, py: Python<'_>, timeout_ms: Option<u64>) {
         quietly(|| {

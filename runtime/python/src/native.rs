@@ -123,8 +123,8 @@ pub(crate) unsafe extern "C" fn rcomm_python_before(
     }
 }
 
-/// Returns the operation whose post-hook the calling thread calls. `has_work` is 0 where PyTorch gave no Work: then the operation
-/// has completed, which is recorded, and the result is zeros, since there is nothing to watch.
+/// Returns the operation whose post-hook the calling thread calls. `has_work` is 0 where PyTorch gave no Work: then the
+/// operation has completed, which is recorded, and the result is zeros, since there is nothing to watch.
 ///
 /// # Safety
 /// `group` is an address that `GroupHooks.address()` gave.

@@ -22,7 +22,11 @@ use std::time::Duration;
 /// A TCPStore that this process serves, for a job whose PyTorch store is a FileStore or a HashStore. Clients must prove
 /// that they know the job's secret: see `docs/SECURITY.md`.
 #[pyclass(module = "rcomm._native", frozen)]
-pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStore>>>, u16);
+pub(crate) struct StoreServer {
+    /// The store, until the world that uses it takes it.
+    store: OfProcess<Mutex<Option<TcpStore>>>,
+    port: u16,
+}
 
 #[pymethods]
 impl StoreServer {
@@ -44,12 +48,15 @@ impl StoreServer {
         let store = py.detach(serve);
         let store = store.map_err(|error| exception_for(py, &error, Some(timeout)))?;
         let port = store.port();
-        Ok(Self(OfProcess::new(Mutex::new(Some(store))), port))
+        Ok(Self {
+            store: OfProcess::new(Mutex::new(Some(store))),
+            port,
+        })
     }
 
     #[getter]
     fn port(&self) -> u16 {
-        self.1
+        self.port
     }
 }
 
@@ -121,7 +128,7 @@ impl World {
         let server = server.and_then(|server| {
             let mut held = server
                 .get()
-                .0
+                .store
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             held.take()

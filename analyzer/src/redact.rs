@@ -1,4 +1,5 @@
-//! [`Redactor`]: pseudonyms in place of paths, hosts and frames, so that a report or an archive can be shown to others.
+//! [`Redactor`]: pseudonyms in place of paths, hosts, addresses, users, the names of threads and the program's own
+//! frames, so that a report or an archive can be shown to others.
 //!
 //! A redactor always gives a name the same pseudonym, so that a report can still be understood: what was on one host,
 //! in one file or at one line, still is. Pseudonyms are keyed hashes; the key is random and is stored nowhere, so a

@@ -309,7 +309,7 @@ pub(crate) struct CollectArgs {
     /// rank has loaded PyTorch, it says so and takes another job. Within an allocation of Slurm (SLURM_JOB_ID) it takes
     /// none of another allocation, unless --job names it.
     ///
-    /// Takes the rings of ranks that record. Of the others it asks the worker servers that the job's store lists, and
+    /// Takes the rings of ranks that record. For the others it asks the worker servers that the job's store lists, and
     /// then the pipes of PyTorch's NCCL backend (TORCH_NCCL_DEBUG_INFO_PIPE_FILE). The job goes on. Python stacks come
     /// from the worker servers or, without these, from `py-spy` if it is in PATH. Then the native stack of the rank at
     /// fault is taken by the first of `py-spy`, `eu-stack` and `gdb` that gives one: that holds its process for a

@@ -53,7 +53,7 @@ pub struct Live {
     changed_at: Duration,
     /// Whether the verdict of the newest report depends on whether the ranks continue to issue operations.
     may_fall_silent: bool,
-    /// Whether the job may have more ranks than the newest report on any record expects.
+    /// Whether the job may have more ranks than are expected, according to the newest report that rests on a record.
     may_have_more: bool,
 }
 
@@ -215,7 +215,7 @@ impl Live {
                 judged
             }
         };
-        // That no record is left to judge states no size.
+        // Once no record is left to judge, what the records showed last holds, unless a size is stated.
         match dumps.is_empty() && collected.is_none() {
             true => report.input.may_have_more = self.may_have_more && stated.is_empty(),
             false => self.may_have_more = report.input.may_have_more,

@@ -120,7 +120,7 @@ impl LatestRecords {
     }
 
     /// Takes the result of a poll and returns whether anything is new. Of each record, the newest operations are kept:
-    /// the operation budget divided by the number of records, raised to 64 and then cut to `record_budget`. All from
+    /// `entry_budget` divided by the number of records, but at least 64, and never more than `record_budget`. All from
     /// the oldest pending one on are kept in any case.
     pub(super) fn observe(
         &mut self,
@@ -263,9 +263,9 @@ impl LatestRecords {
             .collect()
     }
 
-    /// The time up to which all records show what happened. Of the sources that have a record of a rank that is neither
-    /// dead nor silent, it is the oldest of their last answers, by the median of these ranks' clocks. If there is no
-    /// such rank, it is `at`. `None` if there are such ranks, but none has stated its time.
+    /// The time up to which all records show what happened: the earliest of the last answers of the sources that have a
+    /// record of a rank that is neither dead nor silent, by the median of these ranks' clocks. If there is no such
+    /// rank, it is `at`. `None` if there are such ranks, but none has stated its time.
     ///
     /// So an operation counts as old as it was when it was last seen pending.
     pub(super) fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {

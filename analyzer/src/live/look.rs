@@ -7,8 +7,8 @@ use rcomm_verdict::Code;
 
 impl Snapshot {
     /// A shell command for the rank's host that shows more about the rank: it prints the stacks of the rank's process,
-    /// where a late one spends its time, or who stopped a stopped one; if the process has ended, the kernel's messages
-    /// about killed processes. `None` if the process id is not known.
+    /// where a late one spends its time, or the state and the parent of a stopped one; if the process has ended, the
+    /// kernel's messages about killed processes. `None` if the process id is not known.
     pub fn look_command(&self, rank: Rank) -> Option<String> {
         let view = self.rank(rank)?;
         let dump = view.first_dump()?;

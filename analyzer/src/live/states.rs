@@ -14,7 +14,7 @@ pub enum RankState {
     Ok,
     /// Waiting for others in a job that is stuck or wrong.
     Waits,
-    /// Its operations have failed, and it has issued none since.
+    /// Its newest operations have failed and none is pending, in a job that is in trouble.
     Failed,
     /// Arrives late repeatedly.
     Late,
@@ -311,8 +311,8 @@ impl States {
         }
     }
 
-    /// The oldest pending operation of a group, which `report`, of which these are the states, lists first. If none is
-    /// pending, the first operation that has failed; `None` if there is neither.
+    /// The oldest pending operation of a group: the first that `report` lists, which must be the report of which these
+    /// are the states. If none is pending, the first operation that has failed; `None` if there is neither.
     pub fn oldest<'a>(&self, report: &'a Report, group: &GroupRef) -> Option<&'a InstanceReport> {
         let at = *self.oldest.get(group)?;
         report.in_flight.get(at)

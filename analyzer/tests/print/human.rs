@@ -22,7 +22,7 @@ fn stuck_job_with_everything() {
 }
 
 #[test]
-fn circle_of_waits_shows_both_sides() {
+fn cycle_of_waits_shows_both_sides() {
     insta::assert_snapshot!(page(&sample::cycle(), 80, Detail::Brief));
 }
 

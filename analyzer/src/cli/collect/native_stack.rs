@@ -109,7 +109,7 @@ pub(super) fn of_kernel(pid: u32) -> Option<String> {
     (!frames.is_empty()).then(|| text("the kernel", pid, &frames))
 }
 
-/// The frames, innermost first, with a head that states the process and the program `by` which they were taken.
+/// The frames, innermost first, with a head that states the process and what took them: `by`, a program or the kernel.
 fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
     let mut text = format!("{NATIVE_HEADER} {pid} by {by} (most recent call first):\n");
     for frame in frames.iter().take(MAX_FRAMES) {

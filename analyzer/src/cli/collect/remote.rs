@@ -1,6 +1,6 @@
 //! Collects the records of other hosts: a command of the user runs once for each host and prints its archive.
 //!
-//! The command decides how to reach a host (ssh, kubectl, srun, ...). It is split into words like in a shell, but
+//! The command decides how to reach a host (ssh, kubectl, srun, ...). It is split into words as in a shell, but
 //! started without one; `{host}` in a word becomes the name of the host. A host that does not answer in time, or whose
 //! answer is not an archive, becomes an absence.
 

@@ -43,7 +43,7 @@ pub(super) struct Asked {
     pub(super) silent: BTreeMap<Rank, String>,
     /// Where the rings of the job are.
     pub(super) rings: Option<RingPlace>,
-    /// What could not be done for the job as a whole, one sentence each.
+    /// What else could not be done, one sentence each.
     pub(super) notes: Vec<String>,
     /// Which job was taken, and which others are on this node, one line each.
     pub(super) job: Vec<String>,

@@ -60,7 +60,7 @@ struct JobRings {
     count: usize,
     /// The number of rings whose process is alive.
     alive: usize,
-    /// The newest sign of life or creation, ns since the epoch.
+    /// The newest heartbeat or creation of a ring, ns since the epoch.
     written_ns: i64,
     /// When the newest ring was created, ns since the epoch.
     created_ns: i64,

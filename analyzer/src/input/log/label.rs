@@ -188,7 +188,8 @@ pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
     Cow::Borrowed(line)
 }
 
-/// The text without ANSI sequences. If a sequence at its start has lost its escape character, that one is removed, too.
+/// The text without ANSI sequences. If it has no escape character, a color sequence at its start that has lost its own
+/// is removed.
 pub(super) fn without_colors(text: &str) -> Cow<'_, str> {
     if !text.contains('\u{1b}') {
         let after_code = text.trim_start().strip_prefix('[').and_then(|rest| {

@@ -236,8 +236,8 @@ impl LogReader {
             event,
         };
         let index = self.attempt.facts.len();
-        // A fact that is left out may show a restart, too, after which facts are kept again. The index after it is one
-        // that no fact has.
+        // A fact that is left out may show a restart, too, after which facts are kept again. An index that was noted
+        // for an earlier one that was left out lies beyond the end of the list: hence the minimum.
         if let Some(first) = self.state.signs.note_fact(line, index, &fact) {
             self.begin_attempt(first.min(index));
             let index = self.attempt.facts.len();

@@ -1,8 +1,8 @@
 //! Summaries: a summary is one small file (`.rsum`) with the parts of many records that the verdict needs.
 //!
 //! In a fleet the dumps are on thousands of nodes. Each node packs its own dumps, and the analysis reads the summaries
-//! like the dumps themselves: the report is the same. Nothing is judged when packing, since a rank's record cannot be
-//! judged without its peers.
+//! like the dumps themselves: the report is the same. A node that packs judges nothing, since a rank's record cannot be
+//! judged without those of its peers.
 //!
 //! # Format, version 9
 //!

@@ -340,7 +340,7 @@ impl<'a, R: Read> PartReader<'a, R> {
     fn check_tables(&mut self, bytes: usize) -> Result<(), Stop> {
         self.table_bytes = self.table_bytes.saturating_add(bytes);
         match self.table_bytes > MAX_TABLE_BYTES {
-            true => Err(damaged("more rows than a job can have")),
+            true => Err(damaged("larger tables than a job can have")),
             false => Ok(()),
         }
     }

@@ -65,7 +65,7 @@ pub trait Source: Send {
 pub struct Poll {
     /// One for every record that the source knows, changed or not.
     pub observations: Vec<Observation>,
-    /// Files and answers that could not be used, or only a part of them.
+    /// Files and answers that could not be used, or only in part.
     pub problems: Vec<Problem>,
     /// The number of ranks of the job, if the source knows it.
     pub world_size: Option<u32>,

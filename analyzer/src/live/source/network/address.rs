@@ -53,7 +53,7 @@ impl FromStr for HostPort {
         let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
         let in_brackets = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         let host = match in_brackets {
-            Some(number) => number,
+            Some(inner) => inner,
             // Further colons mean an IPv6 address without brackets, whose port is ambiguous.
             None if host.contains([':', '[', ']']) => return Err(invalid()),
             None => host,
@@ -75,8 +75,8 @@ impl HostPort {
     /// The system's resolver has no deadline. It runs on its own thread, which ends when the resolver returns. At the
     /// deadline, this function returns an error.
     pub(super) fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
-        if let Ok(number) = self.host.parse::<IpAddr>() {
-            return Ok(vec![SocketAddr::new(number, self.port)]);
+        if let Ok(address) = self.host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, self.port)]);
         }
         let (sender, receiver) = channel();
         let wanted = (self.host.clone(), self.port);

@@ -151,13 +151,13 @@ fn as_seen_from_here(pid: u32, path: &Path) -> PathBuf {
     let folder = if path.is_absolute() { "root" } else { "cwd" };
     let inside = path.strip_prefix("/").unwrap_or(path);
     let other = PathBuf::from(format!("/proc/{pid}/{folder}"));
-    let node = |path: &Path| {
+    let device_and_inode = |path: &Path| {
         fs::metadata(path)
             .ok()
             .map(|metadata| (metadata.dev(), metadata.ino()))
     };
     // Unlike a path in `/proc`, the path itself outlives the process.
-    if path.is_absolute() && node(&other) == node(Path::new("/")) {
+    if path.is_absolute() && device_and_inode(&other) == device_and_inode(Path::new("/")) {
         path.to_owned()
     } else {
         other.join(inside)

@@ -76,8 +76,8 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
         if !status.is_empty() {
             // The main thread has the name of its program.
             let name = match task.file_name() == *pid.to_string() {
-                true => format!("main thread ({})", printable(&name)),
-                false => printable(&name),
+                true => format!("main thread ({})", without_control(&name)),
+                false => without_control(&name),
             };
             threads.push(vec![frame(&name), frame(&describe_state(&status, &wchan))]);
         }
@@ -101,14 +101,14 @@ pub(super) fn describe_state(status: &str, wchan: &str) -> String {
         _ => "is in a state that is not known",
     };
     // The kernel writes `0` if it hides the value, or knows no function in which the thread waits.
-    match printable(wchan).as_str() {
+    match without_control(wchan).as_str() {
         "" | "0" => verb.to_owned(),
         wchan => format!("{verb} in {wchan}"),
     }
 }
 
 /// The text without control characters and without spaces at its end.
-fn printable(text: &str) -> String {
+fn without_control(text: &str) -> String {
     text.trim_end()
         .chars()
         .filter(|c| !c.is_control())

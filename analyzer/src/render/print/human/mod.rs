@@ -158,7 +158,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
     page.headline(&word, style, &sentence)
 }
 
-/// Writes where the ranks were when their Python stacks were taken.
+/// Writes where the ranks were when their stacks were taken.
 fn write_places(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
     let shown = match page.detail() {
         Detail::Brief => 10,

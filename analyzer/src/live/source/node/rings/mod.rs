@@ -318,7 +318,7 @@ impl Source for RingSource {
         let mut world_size = None;
         let observations = self.rings.iter_mut().map(|(&(rank, part), ring)| {
             let (liveness, seen) = if Instant::now() > deadline {
-                let unreached = Seen::Failed("was not reached in time".into());
+                let unreached = Seen::Failed("it was not reached in time".into());
                 (Liveness::Unknown, unreached)
             } else {
                 ring.poll()

@@ -9,7 +9,7 @@ pub(crate) const GAP: usize = 2;
 /// Width that a growing column keeps, if its texts are that wide, as long as other columns can be left out.
 const MIN_GROWING: usize = 48;
 /// Width of the mark and the space after it.
-pub(crate) const MARK: usize = 2;
+pub(crate) const MARK_WIDTH: usize = 2;
 
 /// The width of each column of a table that shows these rows in `width`; 0 if the column is left out.
 pub(crate) fn widths(table: &Table, shown: Range<usize>, width: usize) -> Vec<usize> {
@@ -40,7 +40,7 @@ pub(crate) fn widths(table: &Table, shown: Range<usize>, width: usize) -> Vec<us
     };
     let needed = |kept: &[bool]| -> usize {
         let all = (0..kept.len()).filter(|&index| kept[index]);
-        MARK + all.map(|index| min_width(index) + GAP).sum::<usize>()
+        MARK_WIDTH + all.map(|index| min_width(index) + GAP).sum::<usize>()
     };
     while needed(&kept) > width + GAP {
         let droppable =
@@ -63,7 +63,7 @@ pub(crate) fn widths(table: &Table, shown: Range<usize>, width: usize) -> Vec<us
     // Each growing column takes what it needs, up to an equal share of the width that is left. The columns that need
     // the least come first, and leave the rest to the others.
     growing.sort_by_key(|&index| natural[index]);
-    let mut left = width.saturating_sub(MARK + fixed);
+    let mut left = width.saturating_sub(MARK_WIDTH + fixed);
     for (done, &index) in growing.iter().enumerate() {
         let todo = growing.len() - done;
         let room = left.saturating_sub(GAP * (todo - 1)) / todo;

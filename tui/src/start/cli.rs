@@ -88,7 +88,7 @@ pub enum CliCommand {
         /// What is wrong with the job
         #[arg(default_value = "stuck")]
         situation: Situation,
-        /// Number of simulated ranks, eight per host
+        /// Number of simulated ranks, at most eight per host
         #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=65536))]
         ranks: u32,
     },

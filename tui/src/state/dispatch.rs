@@ -313,8 +313,8 @@ impl State {
         self.focus((self.selection().pane + by) % panes);
     }
 
-    /// On the first screen, opens the view of the focused pane, or the suspect, else the first rank, for the pane
-    /// that looks further at it and for that of its operations. The trends have no view.
+    /// On the first screen, opens the view of the focused pane; for the panes `Look` and `Operations`, that of the rank
+    /// they show: the suspect or, if there is none, the first rank. The trends have no view.
     fn expand(&mut self) {
         let shown = self.history.shown();
         if let Some(snapshot) = shown.filter(|_| *self.screen() == Screen::Overview) {

@@ -66,7 +66,7 @@ pub struct FrameIndex {
     pub suspect: Option<Rank>,
     /// Groups with a pending collective that is overdue.
     overdue: HashSet<GroupRef>,
-    /// Labels that several groups share.
+    /// The names of the groups, as the sentences of the report have them.
     names: GroupNames,
     reports: HashMap<Rank, usize>,
 }
@@ -143,7 +143,7 @@ impl FrameIndex {
         self.shared.oldest(&snapshot.report, group)
     }
 
-    /// Whether a pending collective of a group is overdue, and the group's oldest one therefore.
+    /// Whether a pending collective of a group is overdue: then the group's oldest one is.
     pub fn is_overdue(&self, group: &GroupRef) -> bool {
         self.overdue.contains(group)
     }

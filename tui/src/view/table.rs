@@ -1,7 +1,7 @@
 //! Draws the rows of a table under its columns.
 
 use super::toned;
-use crate::page::columns::{GAP, MARK, widths};
+use crate::page::columns::{GAP, MARK_WIDTH, widths};
 use crate::page::layout::headings;
 use crate::page::selection::first_shown;
 use crate::page::table::{Align, Table};
@@ -19,7 +19,7 @@ pub(super) fn draw(
 ) {
     if table.rows.is_empty() {
         let style = theme.style(Tone::Dim);
-        let room = usize::from(area.width).saturating_sub(MARK);
+        let room = usize::from(area.width).saturating_sub(MARK_WIDTH);
         buffer.set_stringn(area.x + 1, area.y, fit(&table.empty, room), room, style);
         return;
     }
@@ -80,7 +80,7 @@ fn put_row<'a>(
     row_tone: Tone,
     buffer: &mut Buffer,
 ) {
-    let mut x = usize::from(area.x) + MARK;
+    let mut x = usize::from(area.x) + MARK_WIDTH;
     let right = usize::from(area.right());
     for (((text, cell_tone), column), &width) in texts.zip(&table.columns).zip(widths) {
         if width == 0 {

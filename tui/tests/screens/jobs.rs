@@ -130,6 +130,7 @@ fn a_muted_warning_puts_no_job_of_the_node_in_trouble() {
     assert!(!screen.contains("WARNING"), "{screen}");
     assert!(!screen.contains(warning), "{screen}");
     let calm = "nothing recorded is pending or wrong";
+    // In the row of each job, and once more in what is shown of the selected one.
     assert_eq!(screen.matches(calm).count(), 4 + 1, "{screen}");
     press(&mut state, "1");
     let screen = text::of(&state);

@@ -66,7 +66,7 @@ fn with_more<const N: usize>(change: impl FnOnce(Entry) -> [Entry; N]) -> Snapsh
     snapshot
 }
 
-/// PyTorch's recorder for NCCL notes the state and the end of a coalesced call at the marker that closes it only.
+/// PyTorch's recorder for NCCL notes the state and the end of a coalesced call only at the marker that closes it.
 #[test]
 fn the_parts_of_a_coalesced_call_end_with_it() {
     let call = |marker_state| {

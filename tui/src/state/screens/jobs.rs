@@ -102,8 +102,8 @@ fn sentence(model: &ViewModel<'_>, job: &NodeJob) -> Option<String> {
     })
 }
 
-/// The report without muted findings. Without the consequences of others too, since no line is about one whose cause is
-/// muted.
+/// The report without muted findings and without the consequences of others: so no line is about a finding whose cause
+/// is muted.
 fn unmuted(report: &Report, muted: &BTreeSet<Code>) -> Report {
     let mut report = report.clone();
     report

@@ -60,8 +60,8 @@ impl Scale {
         }
     }
 
-    /// Multiplies the width by `factor`, to between 1 ms and 1 h. `to_ns` is the end of the range, if it is known: the
-    /// time under the cursor then stays in its place, unless the range would end later than where `back_ns` is 0.
+    /// Multiplies the width by `factor`; it stays between 1 ms and 1 h. `to_ns` is the end of the range, if it is known:
+    /// the time under the cursor then stays in its place, unless the range would end later than where `back_ns` is 0.
     pub fn zoom(&mut self, factor: f64, to_ns: Option<i64>) {
         let before = self.width_ns;
         let width = (before as f64 * factor) as i64;

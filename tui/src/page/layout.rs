@@ -64,8 +64,8 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     }
 }
 
-/// The rows of the header and of the footer on a screen with this many rows. On a tiny screen they are dropped first: the
-/// head has the verdict.
+/// The rows of the header and of the footer on a screen with this many rows. On a tiny screen they are dropped first:
+/// the head has the verdict.
 fn bars(rows: u16) -> (u16, u16) {
     (u16::from(rows >= 4), u16::from(rows >= 3))
 }

@@ -37,9 +37,9 @@ impl State {
         command_for(snapshot, rank, self.options.reads_process_facts)
     }
 
-    /// Puts text on the clipboard: the command that looks further at the selected rank, unless a line of text other than
-    /// that command is selected. Without a command it is the selected line, and without a line the first line of the
-    /// screen.
+    /// Puts text on the clipboard: the command that looks further at the selected rank, unless a line of text other
+    /// than that command is selected. Without a command it is the selected line, and without a line the first line of
+    /// the screen.
     pub(super) fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let is_text = matches!(

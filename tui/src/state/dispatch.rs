@@ -524,7 +524,8 @@ impl State {
         row.cells.iter().find_map(|cell| Code::parse(&cell.text))
     }
 
-    /// Says where the code of the selected row is explained, if it is that of a note or of no finding: it has no screen.
+    /// Says where the code of the selected row is explained, if it is that of a note or of no finding: it has no
+    /// screen.
     fn say_where_explained(&mut self) {
         let text = match self.code_of_row() {
             Some(code) => format!("`rcomm-fr explain {code}` explains it"),

@@ -79,8 +79,8 @@ impl History {
         }
     }
 
-    /// The budget that suits the largest number of ranks of a frame: a frame of a few ranks is small, and a view of them
-    /// should be, too. A switch to a smaller job does not by itself drop the frames of the larger one.
+    /// The budget that suits the largest number of ranks of a frame: a frame of a few ranks is small, and a view of
+    /// them should be, too. A switch to a smaller job does not by itself drop the frames of the larger one.
     fn default_budget(&self) -> usize {
         let ranks = self.frames.iter().map(|frame| frame.snapshot.ranks.len());
         ranks.max().unwrap_or(0).clamp(16, 64) << 20

@@ -365,8 +365,8 @@ impl State {
         self.selection_mut().focus(pane, name.unwrap_or_default());
     }
 
-    /// Keeps the focus on its pane while panes above it come and go, and the selection within its rows. If the pane is no
-    /// longer shown, the one in its place has the focus.
+    /// Keeps the focus on its pane while panes above it come and go, and the selection within its rows. If the pane is
+    /// no longer shown, the one in its place has the focus.
     fn keep_focus(&mut self) {
         let Selection {
             pane, pane_name, ..

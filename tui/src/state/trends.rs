@@ -16,8 +16,8 @@ struct Sample {
     steps_per_s: Option<f64>,
     /// The highest bus bandwidth of any group, GB/s.
     busbw_gbs: Option<f64>,
-    /// The longest median arrival lag of any rank, ms; `None` if an operation is overdue and no collective has completed
-    /// since the previous sample.
+    /// The longest median arrival lag of any rank, ms; `None` if an operation is overdue and no collective has
+    /// completed since the previous sample.
     lag_ms: Option<f64>,
     /// Age of the oldest pending operation, ms; 0 if none is pending, `None` if no pending operation has a recorded
     /// age.

@@ -174,8 +174,8 @@ fn connection(state: &State) -> crate::page::StyledText {
         .count();
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     if let Some(end) = &snapshot.report.end {
-        // The last snapshot stays on display, but what it shows is over, so it is not live. If the job was restarted, the
-        // job is not over, as the verdict's sentence says too.
+        // The last snapshot stays on display, but what it shows is over, so it is not live. If the job was restarted,
+        // the job is not over, as the verdict's sentence says too.
         let words = match (end.later_attempt, end.attempt) {
             (Some(later), _) => format!("ATTEMPT {later} HAS BEGUN"),
             (None, 0) => "OVER".to_owned(),

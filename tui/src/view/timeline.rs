@@ -82,7 +82,8 @@ pub(super) fn draw(
 /// Draws the cursor into a cell of a lane's first row or of another one. Inside a bar it is a line in the bar, which
 /// keeps its color.
 fn draw_cursor(cell: &mut ratatui::buffer::Cell, is_first_row: bool, theme: &Theme) {
-    // Blanks in the first row are in a name; the rows below have them inside named bars, in inverse colors, and outside.
+    // Blanks in the first row are in a name; the rows below have them inside named bars, in inverse colors, and
+    // outside.
     let is_outside = match cell.symbol() {
         "·" => true,
         " " => !is_first_row && !cell.modifier.contains(Modifier::REVERSED),
@@ -119,8 +120,8 @@ struct Cell {
 /// Minimum number of columns of an operation that shows its name.
 const MIN_NAMED_WIDTH: usize = 8;
 
-/// Returns one cell per column of the lane: inside an operation, or outside. A wide operation has its name in its bar: in
-/// inverse colors, or if it is pending or has failed in the bar's color.
+/// Returns one cell per column of the lane: inside an operation, or outside. A wide operation has its name in its bar:
+/// in inverse colors, or if it is pending or has failed in the bar's color.
 fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<Cell> {
     let outside = Cell {
         glyph: '·',

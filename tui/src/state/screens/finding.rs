@@ -78,8 +78,8 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
 /// The fewest lines of an explanation that are shown.
 const MIN_LINES: usize = 5;
 
-/// What the code of a finding means, where it usually comes from, and what to do, as `rcomm-fr explain` has it: as much of
-/// it as `rows` hold, with the title. `None` if they hold too little.
+/// What the code of a finding means, where it usually comes from, and what to do, as `rcomm-fr explain` has it: as much
+/// of it as `rows` hold, with the title. `None` if they hold too little.
 fn explanation(finding: &Finding, width: usize, rows: u16) -> Option<Pane> {
     let known = explain(finding.code);
     let mut lines = vec![vec![plain(known.meaning)]];

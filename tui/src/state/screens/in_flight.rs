@@ -217,8 +217,8 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
 }
 
 /// The error of an operation that has failed, and the ranks that have not joined: `rank 517` under the heading
-/// [`MISSING`], `rank 517 not yet` while the operation is not overdue. Ranks whose progress is unknown are listed as not
-/// known.
+/// [`MISSING`], `rank 517 not yet` while the operation is not overdue. Ranks whose progress is unknown are listed as
+/// not known.
 fn error_and_missing(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     parts.extend(instance.error.clone());

@@ -60,8 +60,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(head, "jobs", table)
 }
 
-/// The whole first line of the job in a row, which the table cuts or leaves out, with the time since when it holds and the
-/// next step; `None` if the row has no judged job.
+/// The whole first line of the job in a row, which the table cuts or leaves out, with the time since when it holds and
+/// the next step; `None` if the row has no judged job.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let rows = &page.table(0)?.rows;
     let row = rows.get(row.min(rows.len().saturating_sub(1)))?;
@@ -152,8 +152,8 @@ fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     }
 }
 
-/// A line about the other jobs that are alive or in trouble: `4 other jobs on this node, 1 STUCK, 2 over  [9]`, or `1 other
-/// job on this node: STUCK  [9]`. `None` if there is none.
+/// A line about the other jobs that are alive or in trouble: `4 other jobs on this node, 1 STUCK, 2 over  [9]`, or `1
+/// other job on this node: STUCK  [9]`. `None` if there is none.
 pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let others: Vec<&NodeJob> = (other_jobs(model))
         .filter(|job| job.alive > 0 || trouble(model, job).is_some())
@@ -194,8 +194,8 @@ fn worst(model: &ViewModel<'_>, jobs: &[&NodeJob]) -> Option<(usize, &'static st
     Some((alike.count(), name, tone))
 }
 
-/// What the first line of a view says of the other jobs that are alive and in trouble: `other jobs: 1 STUCK [9]`. `None`
-/// if there is none.
+/// What the first line of a view says of the other jobs that are alive and in trouble: `other jobs: 1 STUCK [9]`.
+/// `None` if there is none.
 pub(in crate::state) fn trouble_elsewhere(model: &ViewModel<'_>) -> Option<StyledText> {
     let alive: Vec<&NodeJob> = other_jobs(model).filter(|job| job.alive > 0).collect();
     let (number, name, tone) = worst(model, &alive)?;

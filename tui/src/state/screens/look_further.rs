@@ -10,8 +10,8 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 
-/// The [command](Snapshot::look_command) that shows more about a rank. It runs over ssh, unless the process is known to be
-/// on this node, which needs a source of this node (`reads_this_node`).
+/// The [command](Snapshot::look_command) that shows more about a rank. It runs over ssh, unless the process is known to
+/// be on this node, which needs a source of this node (`reads_this_node`).
 pub(in crate::state) fn command(
     snapshot: &Snapshot,
     rank: Rank,
@@ -45,8 +45,8 @@ fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
     }
 }
 
-/// The line of the first screen with the command for the suspect; `None` if there is no such rank, no command for it, or
-/// if its call has returned with the error of a mismatch: then its process shows nothing of that.
+/// The line of the first screen with the command for the suspect; `None` if there is no such rank, no command for it,
+/// or if its call has returned with the error of a mismatch: then its process shows nothing of that.
 pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     let rank = model.index.suspect?;
     let report = &model.snapshot.report;

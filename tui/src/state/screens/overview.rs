@@ -332,11 +332,12 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     Some(format!("{age}since {since} UTC  "))
 }
 
-/// The highest confidence of a finding whose doubts the first screen shows. The screen of the finding shows them always.
+/// The highest confidence of a finding whose doubts the first screen shows. The screen of the finding shows them
+/// always.
 const UNSURE: f64 = 0.75;
 
-/// If the headline's finding is not sure (its confidence is at most [`UNSURE`]), the lines with its doubts; on a terminal
-/// with few rows, the first one, and how many others the finding's own screen has. Empty if it is sure.
+/// If the headline's finding is not sure (its confidence is at most [`UNSURE`]), the lines with its doubts; on a
+/// terminal with few rows, the first one, and how many others the finding's own screen has. Empty if it is sure.
 fn doubt_lines(model: &ViewModel<'_>) -> Vec<Line> {
     let unsure = head_finding(model).filter(|finding| finding.confidence <= UNSURE);
     let mut lines = unsure.map(finding::doubts).unwrap_or_default();
@@ -416,8 +417,8 @@ fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page
     page.panes[at].body = Body::Text(trends(model, column_width(model), usize::from(height)));
 }
 
-/// `why: rank 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right of
-/// an arrow wait for those left of it. `None` if there are no root causes or no ranks wait.
+/// `why: rank 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right
+/// of an arrow wait for those left of it. `None` if there are no root causes or no ranks wait.
 fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     let roots = model.index.roots();
     if roots.is_empty() {

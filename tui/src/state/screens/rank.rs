@@ -196,8 +196,8 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
 /// The title of the list of a rank's operations.
 pub(super) const LAST_OPERATIONS: &str = "last operations, newest first";
 
-/// The end of the title of the list of a rank's operations: how many it has at most if there are more, and that messages have
-/// numbers of their own if it has both them and collectives. Empty if there is neither to say.
+/// The end of the title of the list of a rank's operations: how many it has at most if there are more, and that
+/// messages have numbers of their own if it has both them and collectives. Empty if there is neither to say.
 fn limits(view: &RankView) -> String {
     let total: usize = view.counted().map(|dump| dump.entries.len()).sum();
     let newest = newest_entries(view);

@@ -98,8 +98,8 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
 }
 
 fn row(model: &ViewModel<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) -> Row {
-    // Only frames whose ranks are all root causes, or all late, are marked: a frame that other ranks share does not point
-    // to the cause.
+    // Only frames whose ranks are all root causes, or all late, are marked: a frame that other ranks share does not
+    // point to the cause.
     let all_are = |state| ranks.iter().all(|&rank| model.index.rank(rank) == state);
     let root = all_are(RankState::Root);
     let indent = "  ".repeat(depth.min(30));

@@ -26,8 +26,8 @@ const MAX_WIDTH_NS: i64 = 3_600_000_000_000;
 pub struct Scale {
     /// Width in ns.
     pub width_ns: i64,
-    /// How far the range is moved back in time, in ns; at 0, the last recorded event of the shown ranks is at four fifths
-    /// of the width.
+    /// How far the range is moved back in time, in ns; at 0, the last recorded event of the shown ranks is at four
+    /// fifths of the width.
     pub back_ns: i64,
     /// The time under the cursor, wall clock, ns since the epoch; `None` before the user has moved it.
     pub cursor_ns: Option<i64>,
@@ -60,8 +60,9 @@ impl Scale {
         }
     }
 
-    /// Multiplies the width by `factor`; it stays between 1 ms and 1 h. `to_ns` is the end of the range, if it is known:
-    /// the time under the cursor then stays in its place, unless the range would end later than where `back_ns` is 0.
+    /// Multiplies the width by `factor`; it stays between 1 ms and 1 h. `to_ns` is the end of the range, if it is
+    /// known: the time under the cursor then stays in its place, unless the range would end later than where `back_ns`
+    /// is 0.
     pub fn zoom(&mut self, factor: f64, to_ns: Option<i64>) {
         let before = self.width_ns;
         let width = (before as f64 * factor) as i64;
@@ -363,8 +364,8 @@ pub(super) fn end_of(dump: &Dump, entry: &Entry) -> Option<i64> {
     (!pending).then(|| ended_ns(dump, entry).max(entry.time_created_ns))
 }
 
-/// When the record was taken, ns since the epoch, if it is not continued: in a replay, or if its process is gone. `None`
-/// if it may be continued, or does not note when it was taken.
+/// When the record was taken, ns since the epoch, if it is not continued: in a replay, or if its process is gone.
+/// `None` if it may be continued, or does not note when it was taken.
 fn end_of_record(model: &ViewModel<'_>, view: &RankView, dump: &Dump) -> Option<i64> {
     let is_over = model.is_replay || view.liveness == Liveness::Dead;
     Some(dump.identity.dump_time_ns).filter(|&taken_ns| is_over && taken_ns > 0)

@@ -225,8 +225,8 @@ fn further_roots(ranks: &[Rank]) -> Row {
     )
 }
 
-/// The row of a root cause: the rank, what it waits in or its last recorded call, with the place in the program, and its
-/// phase.
+/// The row of a root cause: the rank, what it waits in or its last recorded call, with the place in the program, and
+/// its phase.
 fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
     let on_rank = model.index.report(model.snapshot, rank);
     let newest = model.snapshot.rank(rank).and_then(super::rank::newest);

@@ -327,8 +327,8 @@ pub(crate) struct CollectArgs {
     pub(crate) worker_server: Vec<WorkerAddress>,
     /// Have all ranks on NCCL write their dumps through the job's store, and END THE JOB.
     ///
-    /// Sets the key `exception_dump`, as a time-out does: after its dump, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, each
-    /// rank ends its process. For ranks whose pipes are not there.
+    /// Sets the key `exception_dump`, as a time-out does: each rank writes its dump, waits for
+    /// TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, and ends its process. This is for ranks whose pipes are not there.
     #[arg(long)]
     pub(crate) exception_dump: bool,
     /// How long the ranks may take to answer and to write.

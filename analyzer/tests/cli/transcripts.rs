@@ -1,8 +1,8 @@
 //! The transcripts in the documents are what the program prints.
 //!
-//! In a document a block that begins with ```` ```console ```` holds commands (`$ rcomm-fr ...`) and
-//! their output. Commands run in the folder of the checked-in dumps. With `RCOMM_UPDATE_DOCS=1` the
-//! documents are rewritten instead of compared.
+//! In a document, a block that begins with ```` ```console ```` holds commands (`$ rcomm-fr ...`) and their output.
+//! Commands run in the folder of the checked-in dumps. With `RCOMM_UPDATE_DOCS=1` the documents are rewritten, not
+//! compared.
 
 use crate::program::{finish, fixture, rcomm_fr};
 use std::fs;

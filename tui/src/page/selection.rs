@@ -55,7 +55,7 @@ impl Selection {
 
 /// Returns the first row to show so that the selected one is among the `height` shown rows of `rows`.
 ///
-/// This row depends on the selection alone: the selected row is kept in the middle, except near the ends.
+/// It does not depend on what was shown before: the selected row is kept in the middle, except near the ends.
 pub fn first_shown(selected: usize, rows: usize, height: usize) -> usize {
     let last = rows.saturating_sub(height);
     selected.saturating_sub(height / 2).min(last)

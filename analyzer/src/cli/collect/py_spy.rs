@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Read as _, Seek as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The program, which is searched in PATH.
+/// The name of the program, which is looked up in PATH.
 pub(super) const PROGRAM: &str = "py-spy";
 /// The time that is left for stacks even if all other time was used.
 pub(super) const MIN_TIME: Duration = Duration::from_secs(5);

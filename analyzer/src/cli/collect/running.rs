@@ -396,8 +396,8 @@ fn take_stacks(
     Ok(())
 }
 
-/// Takes where in the kernel the processes without a Python stack wait. Needed where no rank has a record: a rank that
-/// waits elsewhere than all others is then the only sign.
+/// Adds to the archive where in the kernel the processes without a Python stack wait. This is needed if no rank has a
+/// record: a rank that waits elsewhere than all others is then the only sign. Fails if the archive cannot be written.
 fn take_kernel_stacks(
     processes: &[RankProcess],
     gathered: &mut Gathered<'_>,

@@ -29,8 +29,7 @@ impl StackRequests for RingThreads {
     }
 }
 
-/// The threads of the processes of ranks; a process is `None` if it is gone or cannot be
-/// seen from here.
+/// The threads of the processes of ranks; a process is `None` if it is gone or cannot be seen from here.
 pub(super) fn threads_of_ranks(
     processes: impl IntoIterator<Item = (Rank, Option<u32>)>,
     deadline: Instant,

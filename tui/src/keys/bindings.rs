@@ -385,7 +385,7 @@ pub const BINDINGS: &[Binding] = {
             "fold",
             &["o"],
             "",
-            "fold or unfold equal rows, and kinds of findings not found",
+            "fold or unfold equal rows, and the codes looked for and not found",
         ),
         bind(
             Show,

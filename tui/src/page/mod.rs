@@ -93,7 +93,7 @@ pub struct Grid {
 
 impl Grid {
     /// Width of the rows' labels.
-    pub(crate) const LABEL: u16 = 7;
+    pub(crate) const LABEL_WIDTH: u16 = 7;
 
     /// The number of lines that the grid takes besides its rows: the headings of the columns, and the legend.
     pub(crate) fn rows_around(&self) -> usize {

@@ -15,11 +15,11 @@ pub(super) fn draw(
     buffer: &mut Buffer,
 ) {
     let around = grid.rows_around();
-    if usize::from(area.height) < around || area.width <= Grid::LABEL {
+    if usize::from(area.height) < around || area.width <= Grid::LABEL_WIDTH {
         return;
     }
     let dim = theme.style(Tone::Dim);
-    let room = usize::from(area.width - Grid::LABEL);
+    let room = usize::from(area.width - Grid::LABEL_WIDTH);
     let widest = grid.columns.iter().map(String::len).max().unwrap_or(1) + 1;
     // Show the names of the columns if all fit; else each column is one character wide.
     let column_width = if grid.columns.len() * widest <= room {
@@ -35,7 +35,7 @@ pub(super) fn draw(
     let shown = left..(left + fitting).min(grid.columns.len());
     if column_width > 1 {
         for (index, name) in grid.columns[shown.clone()].iter().enumerate() {
-            let x = area.x + Grid::LABEL + u16::try_from(index * column_width).unwrap_or(0);
+            let x = area.x + Grid::LABEL_WIDTH + u16::try_from(index * column_width).unwrap_or(0);
             buffer.set_stringn(x, area.y, name, column_width, dim);
         }
     } else if let (Some(first), Some(last)) = (
@@ -47,7 +47,7 @@ pub(super) fn draw(
             shown.len(),
             grid.columns.len()
         );
-        buffer.set_stringn(area.x + Grid::LABEL, area.y, text, room, dim);
+        buffer.set_stringn(area.x + Grid::LABEL_WIDTH, area.y, text, room, dim);
     }
     let lines = (area.y + 1..area.bottom()).take(body);
     for (y, index) in lines.zip(top..grid.rows.len()) {
@@ -55,15 +55,16 @@ pub(super) fn draw(
             area.x + 1,
             y,
             &grid.rows[index],
-            usize::from(Grid::LABEL) - 2,
+            usize::from(Grid::LABEL_WIDTH) - 2,
             dim,
         );
         for column in shown.clone() {
             let Some(Some((_, dot))) = grid.dots[index].get(column) else {
                 continue;
             };
-            let x =
-                area.x + Grid::LABEL + u16::try_from((column - left) * column_width).unwrap_or(0);
+            let x = area.x
+                + Grid::LABEL_WIDTH
+                + u16::try_from((column - left) * column_width).unwrap_or(0);
             let mut style = theme.style(dot.tone);
             if selected == Some((index, column)) {
                 style = style.patch(theme.selected());

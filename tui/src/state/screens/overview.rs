@@ -216,7 +216,7 @@ fn replace_cut_heat_map(model: &ViewModel<'_>, page: &mut Page) {
     let is_cut = |(at, pane): (usize, &Pane)| match &pane.body {
         Body::Grid(grid) => {
             !is_whole(page, at, model.size)
-                || grid.columns.len() > usize::from(model.size.0.saturating_sub(Grid::LABEL))
+                || grid.columns.len() > usize::from(model.size.0.saturating_sub(Grid::LABEL_WIDTH))
         }
         _ => false,
     };

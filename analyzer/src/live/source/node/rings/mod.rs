@@ -278,8 +278,8 @@ impl RingSource {
         };
         SourceError::Nothing {
             what,
-            hint: "start a job on this node, name its directory with --ring-dir, or look at dumps \
-                   with `rcomm-top replay DIR`"
+            hint: "start a job on this node, name the directory of its rings with --ring-dir, or \
+                   look at dumps with `rcomm-top replay DIR`"
                 .into(),
         }
     }

@@ -43,6 +43,8 @@ pub struct EndpointSource {
     asked_for_peers: Option<Instant>,
     /// The attempt of the job whose ranks were found in the store.
     attempt: u32,
+    /// Whether the store has shown a later attempt than that of the ranks known before, and no poll has stated it yet.
+    is_restarted: bool,
     /// Ranks in the store whose endpoints cannot be reached from this host.
     unreachable: Vec<Rank>,
 }
@@ -74,6 +76,7 @@ impl EndpointSource {
             world_size: None,
             asked_for_peers: None,
             attempt: 0,
+            is_restarted: false,
             unreachable: Vec::new(),
         }
     }
@@ -92,9 +95,9 @@ impl EndpointSource {
             .with_tls(self.tls.clone())
     }
 
-    /// Finds ranks in the store, at the given addresses and in the lists of ranks that these endpoints return. Returns
-    /// whether the ranks known before belong to an earlier attempt of the job; an error if no rank is known.
-    fn find(&mut self, deadline: Instant) -> Result<bool, SourceError> {
+    /// Finds ranks in the store, at the given addresses and in the lists of ranks that these endpoints return. Fails if
+    /// no rank is known.
+    fn find(&mut self, deadline: Instant) -> Result<(), SourceError> {
         if !self.is_tls_read {
             self.tls = Tls::from_environment().map_err(|error| SourceError::Unusable {
                 place: "the TLS identity of this process".to_owned(),
@@ -102,10 +105,7 @@ impl EndpointSource {
             })?;
             self.is_tls_read = true;
         }
-        let (restart, mut failure) = match self.find_in_store(deadline) {
-            Ok(restart) => (restart, None),
-            Err(error) => (false, Some(error)),
-        };
+        let mut failure = self.find_in_store(deadline).err();
         for address in self.given.clone() {
             let client = self.client(&address);
             let peers = client.status(deadline).and_then(|status| {
@@ -131,23 +131,22 @@ impl EndpointSource {
         self.asked_for_peers = Some(Instant::now());
         match failure {
             Some(failure) if self.ranks.is_empty() => Err(failure),
-            _ => Ok(restart),
+            _ => Ok(()),
         }
     }
 
-    /// Finds the ranks of the newest attempt in the store, if a store was named. Returns what [`find`](Self::find)
-    /// does.
-    fn find_in_store(&mut self, deadline: Instant) -> Result<bool, SourceError> {
+    /// Finds the ranks of the newest attempt in the store, if a store was named.
+    fn find_in_store(&mut self, deadline: Instant) -> Result<(), SourceError> {
         let Some(store) = self.store.clone() else {
-            return Ok(false);
+            return Ok(());
         };
         let listed = store::endpoints(&store, self.attempt, deadline);
         let listed = listed.map_err(|source| SourceError::Io {
             place: format!("store {store}"),
             source,
         })?;
-        let restart = listed.attempt != self.attempt && !self.ranks.is_empty();
-        if restart {
+        if listed.attempt != self.attempt && !self.ranks.is_empty() {
+            self.is_restarted = true;
             self.ranks.clear();
             self.world_size = None;
             // This also drops late answers of the earlier attempt.
@@ -178,7 +177,7 @@ impl EndpointSource {
                 ),
                 hint: "give the job endpoints over TCP, or look on the ranks' own hosts".into(),
             }),
-            _ => Ok(restart),
+            _ => Ok(()),
         }
     }
 
@@ -276,7 +275,9 @@ impl Source for EndpointSource {
         let is_due = self
             .asked_for_peers
             .is_none_or(|asked| asked.elapsed() >= SEARCH_INTERVAL);
-        let restart = is_due && self.find(deadline)?;
+        if is_due {
+            self.find(deadline)?;
+        }
         let ranks = self.ranks.iter();
         let ranks: Vec<(Rank, Arc<Mutex<Followed>>)> = ranks
             .map(|(&rank, known)| (rank, known.followed.clone()))
@@ -306,7 +307,7 @@ impl Source for EndpointSource {
         Ok(Poll {
             world_size: self.world_size,
             observations,
-            restart,
+            restart: std::mem::take(&mut self.is_restarted),
             ..Poll::default()
         })
     }
@@ -536,6 +537,29 @@ mod tests {
         let mut wanted = [this_host, "elsewhere".to_owned()];
         wanted.sort();
         assert_eq!(hosts, wanted);
+    }
+
+    #[test]
+    fn a_new_attempt_of_which_no_rank_could_be_reached_at_first_replaces_the_earlier_one() {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
+        let system = rustix::system::uname();
+        let this_host = system.nodename().to_string_lossy().into_owned();
+        let earlier = notice(0, 0, endpoints[0].address(), &this_host);
+        // Of the later attempt, the store first lists a rank of another host only.
+        let elsewhere = notice(1, 1, endpoints[1].address(), "elsewhere");
+        let later = notice(1, 0, endpoints[0].address(), &this_host);
+        let keys = [vec![earlier], vec![elsewhere], vec![later]];
+        let stores = keys.map(|keys| store::tests::serve(keys.into_iter().collect()));
+        let mut source = EndpointSource::in_store(stores[0].clone(), None);
+        let mut poll = |store: &HostPort| {
+            (source.store, source.asked_for_peers) = (Some(store.clone()), None);
+            source.poll(soon()).map(|poll| poll.restart)
+        };
+        assert!(!poll(&stores[0]).expect("the rank can be reached"));
+        poll(&stores[1]).expect_err("the rank is on another host");
+        assert!(poll(&stores[2]).expect("the rank can be reached"));
+        assert!(!poll(&stores[2]).expect("the rank can be reached"));
     }
 
     #[test]

@@ -8,7 +8,8 @@ type Task = Box<dyn FnOnce() + Send>;
 /// Work that the start of a world postpones, since the ranks of a host need its cores to start: a thread that only
 /// serves others, or the removal of old files. The watchdog's thread does this work about a tenth of a second after it
 /// has started, whether or not the world exists by then, and at the latest before it ends. The world does it earlier if
-/// it opens a second backend. So the work must not wait for anything. The default does all work at once.
+/// it opens a second backend. So the work must not wait for anything. [`Later::default`] puts nothing off: work is done
+/// as soon as it is added.
 ///
 /// # Thread safety
 /// Every method may be called from any thread.

@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-/// The bytes that a copy moves by one load or store where both can be aligned.
+/// The bytes that a copy moves by one load or store of this memory, where its address is aligned.
 const LONG: usize = size_of::<u64>();
 
 /// Bytes that other ranks may read and write at any moment.

@@ -260,8 +260,7 @@ pub trait Pending: Send + Sync {
     fn reclaim(&self) -> Option<Op<'static>>;
 
     /// This handle as a value of its own type, for the backend that gets it in [`Backend::issue_again`] and uses it if
-    /// the type is its own.
-    /// `None` if the backend has no use for it, as by default.
+    /// the type is its own. `None` if the backend has no use for it, as by default.
     fn into_any(self: Arc<Self>) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }
@@ -394,7 +393,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Sets whether a backend that measures itself measures the operations that are issued from now on, for
-    /// [`Done::duration`]. Set only if it [can](Self::can_be_timed); it may be unset in any case.
+    /// [`Done::duration`]. A group switches this on only if all its backends [can be timed](Self::can_be_timed).
     fn set_timing(&self, is_on: bool) {
         let _ = is_on;
     }

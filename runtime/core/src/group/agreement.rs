@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 pub(crate) const REMOVAL_TIME: Duration = Duration::from_secs(1);
 /// How long after its time-out an agreement may last, if the store does not reply, or to find out who is absent.
 pub(crate) const EXTRA_TIME: Duration = Duration::from_secs(2);
-/// The most earlier agreements, which some members gave up, whose keys are removed with those of one that all have left.
+/// The most agreements whose keys the last member to leave one removes: of that one, and of those before it that some
+/// members gave up.
 const SWEPT_ROUNDS: i64 = 64;
 /// The key of how many members have left an agreement.
 const LEFT: &str = "left";
@@ -45,8 +46,8 @@ impl StoreAgreement {
         }
     }
 
-    /// Runs `reach`, which takes its deadline, `timeout` from now, and ends by [`EXTRA_TIME`] after that, whatever the
-    /// store's own time-out is.
+    /// Calls `reach` with its deadline, which is `timeout` from now. Returns at most [`EXTRA_TIME`] after that deadline,
+    /// whatever the store's own time-out is.
     ///
     /// # Errors
     /// Those of `reach`; `Timeout` if the store does not reply.

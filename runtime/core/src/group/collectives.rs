@@ -144,7 +144,7 @@ impl ProcessGroup {
     }
 
     /// Works like [`all_reduce_async`](Self::all_reduce_async), in the memory of an operation that has ended, if one is
-    /// free. [`Work::wait_keeping`] makes it free. `result` makes the result of the reduced buffer; if it holds
+    /// free. [`Work::wait_keeping`] makes it free. `result` makes the result from the reduced buffer; if it captures
     /// nothing, nothing is allocated for it.
     #[track_caller]
     pub(crate) fn all_reduce_again<R: 'static>(

@@ -367,7 +367,7 @@ impl MonitoredBarrier {
         let arrival = key(share, &self.rank.to_string());
         self.ask(due, |store| store.set(&arrival, b"1"))
             .map_err(Error::sparing_group)?;
-        // The rest is for the question whether the store has no result, or does not answer.
+        // The rest of the time is for asking the store whether it has the result: it may not answer.
         let until = due + RESULT_TIME * 3 / 4;
         let is_there = self.wait(share, &[&result_key], until, due)?
             || self

@@ -73,7 +73,7 @@ impl<T: Element> SparseTensor<T> {
         };
         if Some(tensor.values.len()) != nnz.checked_mul(block) {
             return refuse(format!(
-                "there are {} values for {nnz} index tuples of {block} each",
+                "there are {} values for {nnz} index tuples with {block} values each",
                 tensor.values.len()
             ));
         }
@@ -332,7 +332,8 @@ mod tests {
         assert_eq!(text, "index -1 is not in dimension 1 of size 4");
         assert!(refusal(make(2, &[0, 2, 1], &[])).contains("do not make rows"));
         assert!(
-            refusal(make(2, &[0, 2], &[1.0; 3])).contains("3 values for 1 index tuples of 2 each")
+            refusal(make(2, &[0, 2], &[1.0; 3]))
+                .contains("3 values for 1 index tuples with 2 values each")
         );
         assert!(refusal(make(0, &[], &[])).contains("at least one is sparse"));
         assert!(refusal(make(4, &[], &[])).contains("shape [3, 4, 2]"));

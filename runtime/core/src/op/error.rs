@@ -20,7 +20,8 @@ pub enum ErrorKind {
     /// The group was aborted; pending and later operations end with this.
     Aborted = 2,
     /// The connection to a peer broke, or its process has ended. Or another rank, which the message names, has ended
-    /// the group because of the ranks that the error names: at its own deadline, for instance, before this rank's.
+    /// the group because of the ranks that the error names: for instance at its own deadline, which came before this
+    /// rank's.
     PeerLost = 3,
     /// Ranks disagree on operation, type, size, root or reduction.
     Mismatch = 4,

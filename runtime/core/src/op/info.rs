@@ -23,8 +23,8 @@ pub(crate) struct OpInfo {
     pub(crate) op: OpType,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
-    /// The index of the lane in which it takes a turn: the collectives of a lane happen in order of issue. `None` if it
-    /// is not a single collective that a backend carries out.
+    /// The index of the lane in which it takes a turn: the collectives of a lane happen in order of issue. `None` for
+    /// messages, and for operations that are not a single [`Op`](crate::op::Op) of a backend.
     pub(crate) turn_lane: Option<usize>,
     /// Whether the operation checks its deadline itself: the watchdog never treats it as overdue.
     pub(crate) ends_itself: bool,

@@ -27,7 +27,8 @@ const NOT_SAID: &str = "the store did not say which ranks are absent";
 /// [`all_sum`](Self::all_sum).
 ///
 /// # Blocking
-/// For at most `timeout` in each call, and two seconds more to find out which ranks were absent.
+/// For at most `timeout` in each call, and two seconds more to find out which ranks were absent. A call may take longer
+/// if the store does not obey limits ([`Store::obeys_limits`]) and stops answering.
 ///
 /// # Errors
 /// `Timeout` names the ranks that had not come; otherwise the error of the store.

@@ -97,10 +97,10 @@ impl FileStore {
     /// minute at most.
     fn with_log<T>(
         &self,
-        access: LockKind,
+        kind: LockKind,
         work: impl FnOnce(&mut Log) -> io::Result<T>,
     ) -> Result<T> {
-        match self.try_with_log(access, LOCK_TIMEOUT, work)? {
+        match self.try_with_log(kind, LOCK_TIMEOUT, work)? {
             Some(result) => Ok(result),
             None => Err(Error::new(
                 ErrorKind::Timeout,
@@ -117,7 +117,7 @@ impl FileStore {
     /// Like [`with_log`](Self::with_log), but waits for the lock for this long at most, and returns `None` then.
     fn try_with_log<T>(
         &self,
-        access: LockKind,
+        kind: LockKind,
         limit: Duration,
         work: impl FnOnce(&mut Log) -> io::Result<T>,
     ) -> Result<Option<T>> {
@@ -125,19 +125,19 @@ impl FileStore {
             let message = format!("cannot {what} the store file {}", self.path.display());
             Error::io(message, error)
         };
-        let Some(mut log) = self.lock_file(access, limit)? else {
+        let Some(mut log) = self.lock_file(kind, limit)? else {
             return Ok(None);
         };
-        let result =
-            log.catch_up(access)
-                .and_then(|()| work(&mut log))
-                .map_err(|error| match error.kind() {
-                    io::ErrorKind::InvalidData => Error::new(
-                        ErrorKind::Store,
-                        format!("the store file {}: {error}", self.path.display()),
-                    ),
-                    _ => failed("read or write", error),
-                });
+        let result = log
+            .catch_up(kind)
+            .and_then(|()| work(&mut log))
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => Error::new(
+                    ErrorKind::Store,
+                    format!("the store file {}: {error}", self.path.display()),
+                ),
+                _ => failed("read or write", error),
+            });
         let unlocked = log.file.unlock().map_err(|error| failed("unlock", error));
         let result = result?;
         unlocked.map(|()| Some(result))
@@ -145,12 +145,12 @@ impl FileStore {
 
     /// Takes the lock of the file, or returns `None` if it is not free within `limit`. The other threads of this
     /// process can use the log while this waits, each until its own time-out.
-    fn lock_file(&self, access: LockKind, limit: Duration) -> Result<Option<MutexGuard<'_, Log>>> {
+    fn lock_file(&self, kind: LockKind, limit: Duration) -> Result<Option<MutexGuard<'_, Log>>> {
         let began = Instant::now();
         let mut pause = Duration::from_micros(50);
         loop {
             let log = self.lock();
-            let tried = match access {
+            let tried = match kind {
                 LockKind::Read => log.file.try_lock_shared(),
                 LockKind::Write => log.file.try_lock(),
             };
@@ -251,7 +251,7 @@ impl Drop for FileStore {
 impl Log {
     /// Applies the records that were appended since the last call, by this process or another. A writer also cuts off
     /// an incomplete record: it holds the exclusive lock, so nothing still writes that record.
-    fn catch_up(&mut self, access: LockKind) -> io::Result<()> {
+    fn catch_up(&mut self, kind: LockKind) -> io::Result<()> {
         let end = self.file.metadata()?.len();
         if end < self.read {
             return Err(io::Error::new(
@@ -280,7 +280,7 @@ impl Log {
             // The record is longer than the piece.
             piece = piece.saturating_mul(2);
         }
-        if let (true, LockKind::Write) = (self.read < end, access) {
+        if let (true, LockKind::Write) = (self.read < end, kind) {
             if self.read == 0 && !is_beginning_of_first(&bytes) {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
@@ -358,7 +358,7 @@ fn begins_alike(one: &[u8], other: &[u8]) -> bool {
 fn is_beginning_of_first(bytes: &[u8]) -> bool {
     let mut first = (REFERENCES.len() as u32).to_le_bytes().to_vec();
     first.extend_from_slice(REFERENCES.as_bytes());
-    // The length of the value, and at most 20 decimal digits.
+    // The length of the value, and its text: at most 19 digits and a sign.
     let longest = first.len() + 4 + 20;
     bytes.len() < longest && begins_alike(bytes, &first)
 }

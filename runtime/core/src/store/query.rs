@@ -1,4 +1,4 @@
-//! A request to a store that may not reply: it runs on a separate thread, or under a limit of time.
+//! A request to a store that may not reply: it runs on a separate thread, or within a time limit.
 
 use super::Store;
 use super::limit::{after, with_limit};

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 pub(crate) enum AddError {
     /// The key holds something that is not a decimal number.
     NotANumber,
-    /// The sum does not fit 64 bits.
+    /// The sum does not fit in 64 bits.
     Overflow,
 }
 
@@ -18,7 +18,7 @@ impl std::fmt::Display for AddError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             AddError::NotANumber => "it holds something that is not a decimal number",
-            AddError::Overflow => "the sum does not fit 64 bits",
+            AddError::Overflow => "the sum does not fit in 64 bits",
         })
     }
 }

@@ -279,7 +279,7 @@ fn part_of<'b>(op: &'b mut Op<'static>, part: usize) -> &'b mut Op<'static> {
     }
 }
 
-/// The end of a message that part `part` of an operation is.
+/// The part `part` of an operation, as an end of a message.
 fn end_of(state: &FakeOpState, part: usize) -> MessageEnd {
     let op = state.op.as_ref();
     let op = if let Some(Op::Coalesced(ops)) = op {

@@ -1,8 +1,6 @@
 //! Collectives of values that serde can serialize and deserialize.
 
-use super::encoding::{
-    NOT_SERIALIZABLE, check_lengths, decode, decode_all, encode, length_of, zeros,
-};
+use super::encoding::{NO_VALUE, check_lengths, decode, decode_all, encode, length_of, zeros};
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::Op;
@@ -267,7 +265,7 @@ fn scatter(
     parts: &[Vec<u8>],
     root: u32,
 ) -> Result<Vec<u8>> {
-    let mut lens = vec![NOT_SERIALIZABLE; membership.size as usize];
+    let mut lens = vec![NO_VALUE; membership.size as usize];
     if membership.is_rank(root) && parts.len() == lens.len() {
         lens = parts.iter().map(|part| length_of(part)).collect();
     }

@@ -9,7 +9,7 @@ pub const MAX_OBJECT_BYTES: usize = 64 << 20;
 
 /// The length that a rank sends if it could not serialize its value, or, as the root of a scatter, was not given one
 /// for each rank.
-pub(super) const NOT_SERIALIZABLE: u64 = u64::MAX;
+pub(super) const NO_VALUE: u64 = u64::MAX;
 
 /// Refuses, on every rank alike, a value that is too long or could not be serialized. `owner` returns the
 /// rank in the group whose length has this index.
@@ -19,7 +19,7 @@ pub(super) const NOT_SERIALIZABLE: u64 = u64::MAX;
 pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
     for (index, &len) in (0u32..).zip(lens) {
         let owner = owner(index);
-        let message = if len == NOT_SERIALIZABLE {
+        let message = if len == NO_VALUE {
             format!(
                 "rank {owner} of the group gave no value that can be sent: it could not serialize one, or, as the root \
                  of a scatter, did not give one for each rank"
@@ -61,10 +61,10 @@ pub(super) fn encode<T: Serialize>(object: &T) -> Vec<u8> {
     serde_json::to_vec(object).unwrap_or_default()
 }
 
-/// The length to send for an encoded value: that of the bytes, or [`NOT_SERIALIZABLE`] if there are none.
+/// The length to send for an encoded value: that of the bytes, or [`NO_VALUE`] if there are none.
 pub(super) fn length_of(bytes: &[u8]) -> u64 {
     if bytes.is_empty() {
-        NOT_SERIALIZABLE
+        NO_VALUE
     } else {
         bytes.len() as u64
     }

@@ -16,11 +16,11 @@ const PAD_ALIGNMENT: usize = 4096;
 const WORD: usize = 4;
 /// The most ranks that a message lists.
 const MAX_RANKS: usize = 16;
-/// What a rank reports to the others: it has its memory, and has mapped that of all others.
+/// A rank reports this to the others if it has its memory, and has mapped that of all others.
 const USABLE: u64 = 0;
-/// What a rank reports that cannot map the memory of all others.
+/// A rank reports this if it cannot map the memory of all others.
 const NOT_MAPPED: u64 = 1;
-/// What a rank reports that has no memory itself.
+/// A rank reports this if it has no memory itself.
 const NOT_ALLOCATED: u64 = 2;
 
 /// Memory of the same size on each rank of a group whose ranks share memory: each rank has a buffer, and maps the
@@ -107,8 +107,8 @@ impl ProcessGroup {
             (None, Err(_)) => NOT_MAPPED,
             (None, Ok(_)) => USABLE,
         };
-        // All members learn what came of it on each: else some would use the memory, and others not. Nor may a rank
-        // drop the window before this, since others may still be making theirs.
+        // All members learn the outcome on each member: otherwise some would use the memory, and others not. No rank
+        // may drop its window before this, since others may still be making theirs.
         let mut answers = vec![0u64; 2 * self.size() as usize];
         self.all_gather_single(&[bytes as u64, outcome], &mut answers)?;
         let ranks_where = |is: &dyn Fn(u64, u64) -> bool| -> Vec<Rank> {

@@ -22,6 +22,16 @@ impl Device {
     }
 }
 
+impl fmt::Display for Device {
+    /// `cpu`, or `cuda:2` for the CUDA device 2.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
 /// A kind of device. A group holds one backend for each kind it serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {

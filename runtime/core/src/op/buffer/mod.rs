@@ -377,7 +377,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Drops the buffer without freeing its memory, releasing its owner, or normalizing lent `bool`s.
+    /// Forgets the buffer: its memory is not freed, its owner not released, and lent `bool`s are not normalized.
     ///
     /// This is for backends that cannot prove that a device no longer uses the memory: a leak is better than
     /// corruption.

@@ -43,7 +43,7 @@ impl<'a> Op<'a> {
         match kind.pattern() {
             Pattern::Barrier => true,
             Pattern::AllReduce => match (self.reduction(), outputs) {
-                // No other buffer could be on another device, or overlap this one.
+                // There is no second buffer, which could be on another device or overlap this one.
                 (Some(reduction), [buffer]) => {
                     buffer.is_writable()
                         && reduction.scale.is_none()
@@ -207,7 +207,10 @@ impl<'a> Op<'a> {
         if let Some(first) = inputs.first().or_else(|| outputs.first()) {
             for buffer in inputs.iter().chain(outputs) {
                 check(buffer.device() == first.device(), || {
-                    format!("{buffer:?} and {first:?} are on different devices")
+                    let (device, other) = (buffer.device(), first.device());
+                    format!(
+                        "{buffer:?} and {first:?} are on different devices, {device} and {other}"
+                    )
                 })?;
             }
         }
@@ -415,7 +418,10 @@ fn check_scale(scale: &Buffer<'_>, inputs: &[Buffer<'_>]) -> Result<(), Refusal>
         })?;
         let is_near = scale.device() == Device::Cpu || scale.device() == input.device();
         check(is_near, || {
-            format!("the factor {scale:?} is on another device than {input:?}")
+            let (device, other) = (scale.device(), input.device());
+            format!(
+                "the factor {scale:?} is on another device than {input:?}: {device}, not {other}"
+            )
         })?;
     }
     Ok(())

@@ -68,7 +68,10 @@ fn a_factor_is_one_element_of_the_type_in_host_memory_or_on_the_buffers_device()
         .unwrap()
     };
     let text = refusal(scaled(floats(3), on_device));
-    assert!(text.contains("is on another device than"), "{text}");
+    assert!(
+        text.contains("is on another device than Float[3]: cuda:0, not cpu"),
+        "{text}"
+    );
     // Other reductions do not use the factor.
     let op = Op::AllReduce {
         buffer: floats(3),

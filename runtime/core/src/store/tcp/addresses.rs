@@ -11,7 +11,7 @@ pub fn addresses_of(host: &str) -> Result<Vec<IpAddr>> {
     let found = (host, 0).to_socket_addrs().map_err(|error| {
         Error::new(
             ErrorKind::Rendezvous,
-            format!("the name {host:?} of the store has no address"),
+            format!("the name {host:?} of the store cannot be resolved to an address"),
         )
         .with_source(error)
     })?;

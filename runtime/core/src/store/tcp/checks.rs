@@ -7,7 +7,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 /// PyTorch's clients put this before every key of the user.
 pub(super) const PREFIX: u8 = b'/';
 
-fn too_long(message: String) -> Error {
+fn over_limit(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
@@ -15,7 +15,7 @@ fn too_long(message: String) -> Error {
 pub(super) fn name_of(key: &str) -> Result<Vec<u8>> {
     let name = [&[PREFIX], key.as_bytes()].concat();
     if name.len() as u64 > MAX_KEY {
-        return Err(too_long(format!(
+        return Err(over_limit(format!(
             "a store key of {} bytes is above the limit of {}",
             key.len(),
             MAX_KEY - 1
@@ -33,7 +33,7 @@ pub(super) fn names_of(keys: &[&str]) -> Result<Vec<Vec<u8>>> {
 /// Checks how many keys one request names.
 pub(super) fn checked_number(keys: usize) -> Result<()> {
     if keys as u64 > MAX_KEYS {
-        return Err(too_long(format!(
+        return Err(over_limit(format!(
             "{} keys in one call to the store are above the limit of {MAX_KEYS}",
             keys
         )));
@@ -44,7 +44,7 @@ pub(super) fn checked_number(keys: usize) -> Result<()> {
 /// Returns the value if it is not too long.
 pub(super) fn checked_value(value: &[u8]) -> Result<&[u8]> {
     if value.len() as u64 > MAX_VALUE {
-        return Err(too_long(format!(
+        return Err(over_limit(format!(
             "a store value of {} bytes is above the limit of {MAX_VALUE}",
             value.len()
         )));
@@ -55,7 +55,7 @@ pub(super) fn checked_value(value: &[u8]) -> Result<&[u8]> {
 /// Returns the request if it is not too long.
 pub(super) fn checked_request(request: Encoder) -> Result<Encoder> {
     if request.bytes().len() > MAX_MESSAGE {
-        return Err(too_long(format!(
+        return Err(over_limit(format!(
             "a store request of {} bytes is above the limit of {MAX_MESSAGE}",
             request.bytes().len()
         )));

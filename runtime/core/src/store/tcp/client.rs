@@ -95,8 +95,8 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects to `host` and validates the server there. Tries again until `timeout` has passed, but not after an
-    /// obstacle that another try would meet too. Sends the requests `first` with the last message of the validation,
-    /// which saves their round trip; the caller reads the replies.
+    /// obstacle that another try would meet too. Sends the requests `first` with the proof of the secret, which saves
+    /// their round trip, or after the validation if there is no secret; the caller reads the replies.
     pub(super) fn dial(
         host: &str,
         port: u16,

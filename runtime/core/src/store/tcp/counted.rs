@@ -1,4 +1,5 @@
-//! Connects to a store and reads a counter there, which takes no round trip more than connecting.
+//! Connects to a store and reads a counter there. If the store has a secret, this takes no more round trips than
+//! connecting alone; otherwise it takes one more.
 
 use super::access::StoreAccess;
 use super::checks::{checked_request, name_of};

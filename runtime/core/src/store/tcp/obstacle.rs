@@ -7,7 +7,7 @@ use std::io;
 
 /// Why there is no connection yet.
 pub(super) enum Obstacle {
-    /// The host's name has no address.
+    /// The host's name cannot be resolved to an address.
     NoAddress(io::Error),
     /// Nothing listens at the port.
     NoListener,
@@ -74,7 +74,7 @@ impl Obstacle {
             Obstacle::Closed | Obstacle::ClosedAtProof => {
                 format!("{store} closes new connections without a reply")
             }
-            other => format!("there is no way back to {store}: {other}"),
+            other => format!("cannot connect again to {store}: {other}"),
         };
         Error::new(kind, message)
     }
@@ -102,7 +102,9 @@ impl Obstacle {
 impl std::fmt::Display for Obstacle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Obstacle::NoAddress(error) => write!(f, "the name has no address ({error})"),
+            Obstacle::NoAddress(error) => {
+                write!(f, "the name cannot be resolved to an address ({error})")
+            }
             Obstacle::NoListener => f.write_str(
                 "nothing listens there. Is rank 0 up, and do all ranks have its MASTER_ADDR and \
                  MASTER_PORT?",

@@ -482,8 +482,8 @@ impl EventLoop {
     }
 
     /// Stops serving the connection. The client gets the reason if it has proved the secret or still had to prove it,
-    /// if it sent HELLO or TLS to a server that uses neither, or if it does not use the TLS that this server requires.
-    /// For any other client the connection is `Lost`: PyTorch's would read the text as a reply.
+    /// if it sent HELLO to a server without a secret or TLS to one without TLS, or if it does not use the TLS that this
+    /// server requires. For any other client the connection is `Lost`: PyTorch's would read the text as a reply.
     fn refuse(&mut self, id: ConnectionId, violation: Violation) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
             return LinkState::Open;

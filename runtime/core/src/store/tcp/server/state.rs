@@ -221,7 +221,7 @@ impl State {
     }
 
     fn add(&mut self, key: &[u8], delta: i64) -> Result<i64, Violation> {
-        // A counter has at most 20 digits.
+        // A counter has at most 19 digits and a sign.
         self.admit(key, 20)?;
         let count = self.table.add(key, delta).map_err(Violation::CannotAdd)?;
         self.wake_all(key);

@@ -46,7 +46,7 @@ impl StoreAgreement {
         }
     }
 
-    /// Calls `reach` with its deadline, which is `timeout` from now. Returns at most [`EXTRA_TIME`] after that deadline,
+    /// Calls `reach` with its deadline, which is `timeout` from now. Returns at most [`EXTRA_TIME`] after the deadline,
     /// whatever the store's own time-out is.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub(crate) fn serve(
     let config = &*world.config;
     let listen = match config.endpoint {
         EndpointChoice::Off => return None,
-        // A ring in memory has no folder in which readers on the node could find the socket.
+        // A ring in memory has no directory in which readers on this host could find the socket.
         EndpointChoice::Unix => Ok(Listen::beside(recorder)?),
         EndpointChoice::Tcp(address) => {
             let token = config.endpoint_token.clone();

@@ -389,8 +389,8 @@ impl Meeting {
         self.place.rank
     }
 
-    /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on settings and, beginning
-    /// with the source of this rank's secret, on the secret.
+    /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on the settings and on the
+    /// job's secret, for which `secret` is this rank's source.
     ///
     /// # Errors
     /// Those of [`rendezvous`].

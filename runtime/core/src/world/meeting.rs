@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The beginning of the result if a member has reached its deadline before all groups had come.
 const GIVEN_UP: &str = "given up\n";
-/// The most merges that were given up whose keys are removed together with those of the next one that was complete.
+/// The most merges whose keys the last member to leave one removes: of that one, and of those before it that were given
+/// up.
 const SWEPT_ROUNDS: i64 = 64;
 
 /// The key of the entries of the groups that have come.
@@ -34,7 +35,7 @@ pub(super) struct MergeMeeting {
 pub(super) enum Met {
     /// All groups have come, with these entries.
     All(Vec<String>),
-    /// A member reached its deadline. With the entries of the groups whose rank 0 had come.
+    /// A member reached its deadline. `arrived` holds the entries of the groups whose rank 0 had come by then.
     Late { error: Error, arrived: Vec<String> },
     /// The merge was complete without this group, and all its members have left it.
     Over,
@@ -108,8 +109,8 @@ impl MergeMeeting {
                 store.compare_set(&whole, b"", &entries)?;
             }
         }
-        // Only a group that is not in the merge can find that its members have left it. What rank 0 has just written is
-        // nothing that another one reads then.
+        // Only a group that is not in the merge can find that its members have left it. Then no other rank reads what
+        // this group's rank 0 has just written.
         if self.is_swept()? {
             if member.rank == 0 {
                 self.remove(self.round)?;

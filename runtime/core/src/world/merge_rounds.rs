@@ -24,7 +24,8 @@ impl Rounds {
         }
     }
 
-    /// The number of this call's merge. `group` names the caller's group at this store, `rank` is the caller's there.
+    /// The number of this call's merge. `group` names the caller's group at this store, and `rank` is the caller's rank
+    /// in its world.
     pub(super) fn next(&self, group: &str, rank: u32) -> Result<i64> {
         // Counted in the store: a group may have been merged for the same purpose at another one.
         let calls = format!("merge/{}/calls/{group}/{rank}", self.purpose);

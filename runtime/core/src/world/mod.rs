@@ -123,7 +123,7 @@ pub(crate) struct WorldShared {
     is_ending: AtomicBool,
     /// How many rounds to recreate this world have failed.
     failed_rounds: AtomicU32,
-    /// How many groups were made with each name and list of members.
+    /// How many groups were made with each name and list of members, and how often each group was merged for a purpose.
     pub(crate) made: Mutex<HashMap<(String, Vec<Rank>), u32>>,
     /// All groups, in order of creation.
     pub(crate) registry: Mutex<Vec<Weak<Group>>>,

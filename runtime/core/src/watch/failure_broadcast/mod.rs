@@ -212,9 +212,9 @@ impl FailureBroadcast {
         }
     }
 
-    /// Begins this rank's dump on the thread `rcomm/dump-file`, unless one was made for this fault already: it shows
-    /// what is pending now. Does not wait: a disk that does not respond must not keep this rank's callers from their
-    /// error. The thread finishes the dump later; [`finish_dumps`](Self::finish_dumps) waits for it.
+    /// Begins this rank's dump on the thread `rcomm/dump-file`, unless one was made for this fault already. The dump
+    /// shows what is pending now. Does not wait: a disk that does not respond must not keep this rank's callers from
+    /// their error. The thread finishes the dump later; [`finish_dumps`](Self::finish_dumps) waits for it.
     pub(crate) fn begin_fault_dump(&self, reason: &str) -> BegunDump {
         self.begin_dump(reason, Dumps::make_for_fault)
     }
@@ -301,7 +301,7 @@ impl FailureBroadcast {
         let Some(LinkEnd::StoreAtRank(_)) = self.parts.store_end else {
             return error;
         };
-        // A rank that gave up without a known reason may have waited for rank 0, too.
+        // A time-out may come from a wait for rank 0, whichever ranks the error names.
         let may_be_rank_0 = error.is_time_out() || error.ranks().contains(&0);
         if may_be_rank_0 && incident.wait(Duration::ZERO, |_| true).awaits_store() {
             // Whether the rank that this one waited for works is not known here. Rank 0 does not answer.
@@ -318,7 +318,7 @@ impl FailureBroadcast {
                 error = error.with_ranks(&[0]).with_more(&why);
             }
         }
-        // A rank whose own host breaks its connections does not know how rank 0 is.
+        // A rank whose own host breaks its connections does not know whether rank 0 works.
         let blames_itself = error.ranks() == [self.parts.rank];
         if !blames_itself && incident.wait(Duration::ZERO, |_| true).store_lost {
             let rank_0 = "the connection to the store, which rank 0 serves, was lost";

@@ -19,7 +19,7 @@ pub(crate) trait Processes: Send + Sync {
     /// Until the store has answered, if the rank's ring seems to be on this host and its process is not known yet.
     fn learn(&self, rank: Rank);
 
-    /// Learns from the store which processes those of `ranks` are whose rings on this host say that they are stopped.
+    /// Learns from the store which process each of `ranks` is whose ring on this host says that it is stopped.
     ///
     /// # Blocking
     /// Until the store has answered, if there are such ranks whose processes are not known yet.

@@ -218,7 +218,7 @@ mod tests {
     fn a_call_is_as_old_as_the_reply_of_the_store() {
         let store = HashStore::new();
         let clock = AtomicU64::new(0);
-        // Each look at the clock is a second after the one before: so long the store takes.
+        // Each look at the clock is a second after the one before: the store takes that long.
         let now = || Duration::from_secs(clock.fetch_add(1, Ordering::Relaxed));
         let mut caller = RollAnswers::new(0, 3);
         assert_eq!(caller.call(&store, &now).unwrap(), (1, Duration::ZERO));

@@ -37,7 +37,7 @@ impl Arrivals {
             return;
         }
         let mut progress = match (status, last) {
-            (None, _) => "does not have this group, or no longer".to_owned(),
+            (None, _) => "has not made this group, or no longer has it".to_owned(),
             (_, ..=0) => "has called no collective here yet".to_owned(),
             (_, last) => format!("last collective here is #{last}"),
         };

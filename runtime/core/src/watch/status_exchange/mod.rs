@@ -53,9 +53,9 @@ pub(crate) struct StatusQuery<'a> {
     /// Members whose processes are known to have ended: their answers are not waited for.
     pub(crate) gone: &'a [Rank],
     /// Members to which a connection was lost. Their processes may have ended, so their answers are waited for only
-    /// shortly.
+    /// briefly.
     pub(crate) lost: &'a [Rank],
-    /// Looks whether a signal has stopped the process of a member, so that it cannot answer.
+    /// Returns whether a signal has stopped the process of a member, so that it cannot answer.
     pub(crate) is_stopped: &'a dyn Fn(Rank) -> bool,
     /// The call by which ranks asked, before the time-out, which of them run: a rank that has not answered it has been
     /// silent since.

@@ -105,13 +105,13 @@ impl Summary {
         }
     }
 
-    /// The replies for `asks`, the rank that reads the summary. That rank asks, so it has arrived, even if the summary
+    /// The replies for `asker`, the rank that reads the summary. That rank asks, so it has arrived, even if the summary
     /// lists it as absent. No member of a message counts as arrived: an answer does not show that its rank has come.
-    pub(super) fn replies(self, query: &StatusQuery<'_>, asks: Rank) -> StatusReplies {
+    pub(super) fn replies(self, query: &StatusQuery<'_>, asker: Rank) -> StatusReplies {
         let Some(mut absent) = self.absent else {
             return StatusReplies::text(self.text);
         };
-        absent.retain(|&rank| rank != asks);
+        absent.retain(|&rank| rank != asker);
         let members = query.members.iter().copied();
         let arrived = members.filter(|rank| !query.is_p2p && !absent.contains(rank));
         StatusReplies {

@@ -114,7 +114,7 @@ fn a_wait_is_followed_also_to_ranks_outside_of_the_group_that_answer_later() {
 }
 
 #[test]
-fn a_rank_that_has_not_answered_a_roll_call_is_waited_for_only_shortly() {
+fn a_rank_that_has_not_answered_a_roll_call_is_waited_for_only_briefly() {
     let store = HashStore::new();
     let publish = |rank: Rank| {
         let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));

@@ -25,7 +25,7 @@ pub(super) enum Overdue {
 /// The connections under a deadline, and what is counted toward the limits.
 pub(super) struct Quota {
     pub(super) limits: StoreLimits,
-    /// Connections that may not use the store, not yet or no longer, by the moment when they are closed.
+    /// Connections that may not use the store yet, or may no longer, by the moment when they are closed.
     proofs: BTreeSet<(Instant, ConnectionId)>,
     /// Connections with a request that has not arrived in full, by the moment when they are closed.
     requests: BTreeSet<(Instant, ConnectionId)>,

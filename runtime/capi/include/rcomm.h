@@ -484,8 +484,8 @@ int32_t rcomm_config_new(struct rcomm_config **config);
 // that the option cannot have, and a name that begins with `RCOMM_` and that no option has, are
 // `RCOMM_INVALID_ARGUMENT`.
 //
-// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and
-// `MASTER_PORT`; otherwise rank 0 serves a store there.
+// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of a store that the launcher or another process
+// serves at `MASTER_ADDR` and `MASTER_PORT`; otherwise rank 0 serves a store there.
 //
 // # Safety
 // `config` is a valid handle; `name` and `value` are texts that end with a zero byte.
@@ -806,8 +806,8 @@ int32_t rcomm_find_absent(const struct rcomm_group *group,
 int32_t rcomm_group_status(const struct rcomm_group *group,
                            char **json);
 
-// A barrier whose error names the lowest rank that did not arrive, or all such ranks if `all` is not 0. After a
-// failure the group is still usable.
+// A barrier whose error names the ranks that did not arrive: only the first, in the order of the group's ranks, or all
+// of them if `all` is not 0. After a failure the group is still usable.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -932,7 +932,7 @@ int32_t rcomm_set_timing(const struct rcomm_world *world,
 // `group` is a valid handle.
 int32_t rcomm_group_set_timing(const struct rcomm_group *group, int32_t on);
 
-// Waits until no started operation is pending in any group, for `timeout_ms` at most.
+// Waits until no operation that was called with a `work` is pending in any group, for `timeout_ms` at most.
 //
 // # Safety
 // `world` is a valid handle.
@@ -1297,7 +1297,8 @@ int32_t rcomm_reducer_gradient(const struct rcomm_reducer *reducer,
                                size_t *len);
 
 // Says that a parameter's gradient is complete. Sends the gradient's bucket if all gradients of it are complete now
-// and all buckets before it were sent; does not wait for other ranks.
+// and all buckets before it were sent. Does not wait for other ranks, except for the groups that the hook
+// `post_local_sgd` makes in its first step after `start`.
 //
 // # Safety
 // `reducer` is a valid handle.
@@ -1387,8 +1388,8 @@ void rcomm_reducer_free(struct rcomm_reducer *reducer);
 // `work`, is coalesced: each index tuple occurs once, in ascending order.
 //
 // The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
-// holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, with an element for each index
-// tuple of the remaining dimensions.
+// holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, each with all elements of the
+// remaining dimensions (one element if there are none).
 //
 // # Safety
 // `group` is a valid handle; `shape`, `indices` and `values` hold what is described above, and are copied; `out` may
@@ -1472,7 +1473,7 @@ int32_t rcomm_symmetric_signal_pad(const struct rcomm_symmetric *memory,
                                    void **start,
                                    size_t *bytes);
 
-// Signals to `peer` on a channel (0 to 63). Before, waits until `peer` has taken this rank's earlier signal on the
+// Signals to `peer` on a channel (0 to 63). First waits until `peer` has taken this rank's earlier signal on the
 // channel, for the group's time-out at most.
 //
 // # Safety

@@ -61,8 +61,8 @@ pub unsafe extern "C" fn rcomm_config_new(config: *mut *mut Configuration) -> i3
 /// that the option cannot have, and a name that begins with `RCOMM_` and that no option has, are
 /// `RCOMM_INVALID_ARGUMENT`.
 ///
-/// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of the store of PyTorch at `MASTER_ADDR` and
-/// `MASTER_PORT`; otherwise rank 0 serves a store there.
+/// With `TORCHELASTIC_USE_AGENT_STORE` = `True` all ranks are clients of a store that the launcher or another process
+/// serves at `MASTER_ADDR` and `MASTER_PORT`; otherwise rank 0 serves a store there.
 ///
 /// # Safety
 /// `config` is a valid handle; `name` and `value` are texts that end with a zero byte.

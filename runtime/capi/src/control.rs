@@ -1,4 +1,4 @@
-//! What a running job is asked and told: handlers of the program's on its endpoint, its waits, the debug level.
+//! What a running job is asked and told: the program's handlers on the rank's endpoint, its waits, the debug level.
 
 use crate::code::RCOMM_OK;
 use crate::status::{borrow, call, free, give, put, refused, text};
@@ -110,8 +110,8 @@ pub unsafe extern "C" fn rcomm_handle(
         let world = unsafe { borrow(world, "the world")? };
         // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
         let name = unsafe { text(name, "the name")? };
-        let answered = move |parameters: &HandlerParameters| handler.call(parameters);
-        world.core().handle(name, answered)
+        let answer = move |parameters: &HandlerParameters| handler.call(parameters);
+        world.core().handle(name, answer)
     })
 }
 

@@ -26,7 +26,7 @@
 //! | `world`, `group` | worlds and groups |
 //! | `reducer` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
-//! | `control` | handlers and waits of the program's, the debug level |
+//! | `control` | the program's handlers and waits, the debug level |
 //! | `values` | collectives of small values over a store |
 //! | `device` | streams, device memory, operations on it |
 //! | `communicator` | the device memory of communicators; pools of memory that NCCL allocates |

@@ -62,8 +62,8 @@ unsafe fn sum<T: Element>(
 /// `work`, is coalesced: each index tuple occurs once, in ascending order.
 ///
 /// The tensor has `dims` dimensions with the sizes in `shape`; the first `sparse_dims` of them are sparse. `indices`
-/// holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, with an element for each index
-/// tuple of the remaining dimensions.
+/// holds a row of `nnz` indices for each sparse dimension. `values` holds `nnz` blocks, each with all elements of the
+/// remaining dimensions (one element if there are none).
 ///
 /// # Safety
 /// `group` is a valid handle; `shape`, `indices` and `values` hold what is described above, and are copied; `out` may

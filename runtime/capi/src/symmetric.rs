@@ -44,7 +44,7 @@ pub unsafe extern "C" fn rcomm_symmetric_buffer(
     call(|| {
         // SAFETY: the caller keeps the handle `memory` alive during the call.
         let memory = unsafe { borrow(memory, "the memory")? };
-        // SAFETY: both are NULL, which is refused, or the caller guarantees that one value may be written there.
+        // SAFETY: each is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { give_range(&memory.0.buffer(peer)?, start, bytes) }
     })
 }
@@ -65,12 +65,12 @@ pub unsafe extern "C" fn rcomm_symmetric_signal_pad(
     call(|| {
         // SAFETY: the caller keeps the handle `memory` alive during the call.
         let memory = unsafe { borrow(memory, "the memory")? };
-        // SAFETY: both are NULL, which is refused, or the caller guarantees that one value may be written there.
+        // SAFETY: each is NULL, which is refused, or the caller guarantees that one value may be written there.
         unsafe { give_range(&memory.0.signal_pad(peer)?, start, bytes) }
     })
 }
 
-/// Signals to `peer` on a channel (0 to 63). Before, waits until `peer` has taken this rank's earlier signal on the
+/// Signals to `peer` on a channel (0 to 63). First waits until `peer` has taken this rank's earlier signal on the
 /// channel, for the group's time-out at most.
 ///
 /// # Safety

@@ -273,7 +273,7 @@ fn timing(on: i32) -> Timing {
     }
 }
 
-/// Waits until no started operation is pending in any group, for `timeout_ms` at most.
+/// Waits until no operation that was called with a `work` is pending in any group, for `timeout_ms` at most.
 ///
 /// # Safety
 /// `world` is a valid handle.

@@ -371,8 +371,8 @@ pub unsafe extern "C" fn rcomm_group_status(group: *const Group, json: *mut *mut
     })
 }
 
-/// A barrier whose error names the lowest rank that did not arrive, or all such ranks if `all` is not 0. After a
-/// failure the group is still usable.
+/// A barrier whose error names the ranks that did not arrive: only the first, in the order of the group's ranks, or all
+/// of them if `all` is not 0. After a failure the group is still usable.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

@@ -325,7 +325,8 @@ pub unsafe extern "C" fn rcomm_reducer_gradient(
 }
 
 /// Says that a parameter's gradient is complete. Sends the gradient's bucket if all gradients of it are complete now
-/// and all buckets before it were sent; does not wait for other ranks.
+/// and all buckets before it were sent. Does not wait for other ranks, except for the groups that the hook
+/// `post_local_sgd` makes in its first step after `start`.
 ///
 /// # Safety
 /// `reducer` is a valid handle.

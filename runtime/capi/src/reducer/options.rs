@@ -78,7 +78,7 @@ fn list<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> 
     value.as_array()?.iter().map(read).collect()
 }
 
-/// The value in `names` that has the name which `value` is.
+/// The value that `names` has for the text `value`; `None` if it has none, or `value` is no text.
 fn named<T: Copy>(value: &Value, names: &[(&str, T)]) -> Option<T> {
     let name = value.as_str()?;
     let found = names.iter().find(|(known, _)| *known == name);

@@ -1,6 +1,6 @@
 //! The loop that all reductions share, and the table that picks its types; conversion and scaling.
 //!
-//! A *block* is as many elements as fit a few vector registers. For each block, all inputs are combined in
+//! A *block* is as many elements as fit in a few vector registers. For each block, all inputs are combined in
 //! registers, and the result is written once.
 
 use super::Level;
@@ -225,7 +225,7 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
         };
     }
     // The number in each row is how many elements a block has: 64 to 256 bytes in the type in which they are
-    // combined, which fit the vector registers.
+    // combined, which fit in the vector registers.
     //
     // SAFETY: the caller guarantees that sources and outputs hold `count` elements of `dtype`, and the `SIZE` of
     // each row's format is the size of its `dtype`; `count` complex numbers are twice as many parts. What `fold`

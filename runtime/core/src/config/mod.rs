@@ -177,7 +177,7 @@ pub enum NanCheck {
 pub enum EndpointChoice {
     /// Nowhere.
     Off,
-    /// On a unix socket of mode 0600 in the folder of the ring file; nowhere if the ring is in memory.
+    /// On a Unix socket of mode 0600 in the directory of the ring file; nowhere if the ring is in memory.
     #[default]
     Unix,
     /// On this TCP address, for clients that present the token. Port 0 is any free port. With another port,

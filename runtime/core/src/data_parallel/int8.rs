@@ -169,8 +169,8 @@ impl ProcessGroup {
     /// Every rank's `buffer` ends as the sum or the average of all ranks' buffers. Each element is sent in 8 bits, so
     /// this sends a quarter of the bytes of an `all_reduce` of `f32`. All ranks get the same bits.
     ///
-    /// Each 256 elements share a scale, the largest magnitude among them. Each rank's elements, and then their sums,
-    /// are rounded to multiples of 1/127 of that scale. So a sum is off by at most 1/254 of the largest element that
+    /// Each 256 elements share a scale, 1/127 of the largest magnitude among them. Each rank's elements, and then their
+    /// sums, are rounded to multiples of that scale. So a sum is off by at most 1/254 of the largest element that
     /// shares its scale on each rank, summed over the ranks, plus 1/254 of the largest sum. If one of the elements that
     /// share a scale is infinite or NaN on any rank, all of them end as NaN. Records show an `all_to_all_single` and an
     /// `all_gather_single` of bytes.

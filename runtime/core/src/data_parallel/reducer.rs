@@ -129,13 +129,13 @@ impl<T: Gradient> Reducer<T> {
     /// Allocates the memory that the buckets lack, and resets the state for the next step.
     pub(super) fn allocate(&mut self) {
         // A bucket that is neither given to a hook nor sent in another type lies in memory of the group's backend.
-        let is_sent = self.options.hook.is_none() && self.options.wire == Wire::Own;
+        let memory_is_sent = self.options.hook.is_none() && self.options.wire == Wire::Own;
         self.memory.truncate(self.layout.buckets.len());
         self.memory
             .resize_with(self.layout.buckets.len(), BucketMemory::default);
         for (memory, &len) in self.memory.iter_mut().zip(&self.layout.lens) {
             if memory.len() != len {
-                *memory = match is_sent {
+                *memory = match memory_is_sent {
                     true => BucketMemory::allocated(&self.group, len),
                     false => BucketMemory::vec(len),
                 };

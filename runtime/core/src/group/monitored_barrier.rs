@@ -23,7 +23,7 @@ const MAX_RANKS: usize = 64;
 /// of the group counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingRanks {
-    /// The first in the order of ranks.
+    /// The first, in the order of the group's ranks.
     #[default]
     First,
     /// All of them.

@@ -210,7 +210,7 @@ impl Rendezvous {
         }
         if self.hides_behind_loopback()? {
             tracing::warn!(
-                "{addr} is this host's loopback address, where other hosts cannot reach the store: it \
+                "{addr} is a name of this host's loopback address, where other hosts cannot reach the store: it \
                  listens on all addresses. Give MASTER_ADDR as an address to avoid that"
             );
             let server = TcpStoreServer::bind_any(port, access, StoreLimits::default())?;
@@ -223,7 +223,7 @@ impl Rendezvous {
     /// be in the job.
     ///
     /// # Errors
-    /// `Rendezvous` if the name has no address.
+    /// `Rendezvous` if the name cannot be resolved to an address.
     pub fn hides_behind_loopback(&self) -> Result<bool> {
         if self.is_single_host()
             || self.master_addr == "localhost"

@@ -15,10 +15,10 @@
 //! | EPYC of 2024, far | written at 2 | written at 28, read at 25 |
 //! | EPYC of 2021, far | written at 4 to 7, read at 9 to 13 | written at 18 to 25, read at 10 to 14 |
 //!
-//! Slots of shared memory are reused after a round that is long where memory allows it, so that their lines have left
-//! the reader's caches; two ranks instead swap slots, and each writes lines that its own core has. The system does not
-//! tell which row applies to a pair of cores, and under a hypervisor the row changes when cores are reassigned:
-//! [`AdaptiveCopy`] measures both ways.
+//! The slots of shared memory are used in turn, as many as memory allows, so that the lines of a slot have left the
+//! reader's caches when it is written again. Two ranks that exchange data swap slots instead, and each writes lines
+//! that its own core has. The system does not tell which row applies to a pair of cores, and under a hypervisor the row
+//! changes when cores are reassigned: [`AdaptiveCopy`] measures both ways.
 
 use super::Level;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ pub struct AdaptiveCopy {
     untried: u32,
     /// Bytes of consecutive slow pieces. A piece that was not timed counts as slow if the next timed one is slow.
     slow_bytes: usize,
-    /// Bytes still to be streamed before the caches are used again.
+    /// How many more bytes are streamed before the caches are used again.
     bytes_to_stream: usize,
     through_caches: Pace,
     past_caches: Pace,
@@ -57,7 +57,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Copies to be timed before the pace is used.
+    /// How many copies are timed before the pace is used.
     const MIN_TIMED: u32 = 4;
 
     /// Whether enough copies were timed.
@@ -138,7 +138,7 @@ impl AdaptiveCopy {
         self.update(streams, to.len(), began.elapsed());
     }
 
-    /// Counts a piece; returns whether it is to be streamed for comparison.
+    /// Counts a piece; returns whether to stream it for comparison.
     #[inline]
     fn is_trial(&mut self) -> bool {
         if self.slow_bytes == 0 || self.bytes_to_stream > 0 {

@@ -135,8 +135,8 @@ impl ModelAverager {
         Ok(Some(group.size()))
     }
 
-    /// Ends a step, and returns the group over which the parameters are to be averaged now, by the program itself;
-    /// `None` if it is no level's turn. It takes the place of [`average`](Self::average).
+    /// Ends a step, and returns the group over which the program itself must average the parameters now; `None` if it
+    /// is no level's turn. It takes the place of [`average`](Self::average).
     pub fn next_group(&mut self) -> Option<&ProcessGroup> {
         let step = self.step;
         self.step += 1;
@@ -149,7 +149,7 @@ impl ModelAverager {
         due.map(|(_, group)| group)
     }
 
-    /// How many steps have ended: to be saved with a model.
+    /// How many steps have ended. A program saves it with the model ([`set_step`](Self::set_step)).
     pub fn step(&self) -> u64 {
         self.step
     }

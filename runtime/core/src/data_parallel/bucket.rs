@@ -83,7 +83,7 @@ pub(super) struct Place {
 
 /// Which parameters are in which bucket.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct BucketLayout {
     /// The parameters of each bucket, in the order in which buckets are sent.
     pub(super) buckets: Vec<Vec<usize>>,
     /// The place of each parameter.
@@ -94,7 +94,7 @@ pub(super) struct Layout {
     pub(super) lens: Vec<usize>,
 }
 
-impl Layout {
+impl BucketLayout {
     /// Puts parameters of the lengths `lens`, with elements of `size` bytes, into buckets, in the order `order`. Those
     /// that `options` delays are together in one more bucket.
     pub(super) fn new<T>(
@@ -175,7 +175,7 @@ mod tests {
             ..ReducerOptions::default()
         };
         let sparse = [false, true, false, false];
-        let layout = Layout::new(&[0, 1, 3, 2], &[3, 1000, 2, 4], 4, &sparse, &options);
+        let layout = BucketLayout::new(&[0, 1, 3, 2], &[3, 1000, 2, 4], 4, &sparse, &options);
         assert_eq!(layout.buckets, [vec![0], vec![1], vec![3, 2]]);
         assert_eq!(layout.lens, [3, 0, 6]);
         let place = layout.places[2];
@@ -195,7 +195,7 @@ mod tests {
                 ..ReducerOptions::default()
             };
             let order = [4, 3, 2, 1, 0];
-            Layout::new(&order, &[1, 2, 1, 1, 9], 4, &[false; 5], &options).buckets
+            BucketLayout::new(&order, &[1, 2, 1, 1, 9], 4, &[false; 5], &options).buckets
         };
         assert_eq!(buckets(&[], None), [vec![4], vec![3, 2], vec![1], vec![0]]);
         assert_eq!(buckets(&[1, 4], None), [vec![3, 2], vec![0], vec![4, 1]]);

@@ -94,7 +94,7 @@ impl Parts {
     }
 }
 
-/// The rounding errors of one rank, to be added to the values that this rank quantizes next.
+/// The rounding errors of one rank, which are added to the values that this rank quantizes next.
 #[derive(Default)]
 struct RoundingErrors {
     /// The rounding errors of this rank's own elements.

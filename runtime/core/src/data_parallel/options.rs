@@ -95,7 +95,7 @@ impl<T> Default for ReducerOptions<T> {
 }
 
 impl<T> ReducerOptions<T> {
-    /// Checks the options for a model with so many parameters. Returns for each parameter whether it is sparse.
+    /// Checks the options for a model with this many parameters. Returns for each parameter whether it is sparse.
     ///
     /// # Errors
     /// `InvalidArgument` names the option that does not fit the model or another option.

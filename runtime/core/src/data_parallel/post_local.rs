@@ -11,7 +11,7 @@ use rcomm_recorder::model::ReduceOp;
 enum Local {
     /// This rank alone.
     Alone,
-    /// So many ranks that follow each other in the reducer's group; `group` is made when it is first used.
+    /// `size` ranks that follow each other in the reducer's group; `group` is made when it is first used.
     Adjacent {
         size: u32,
         group: Option<ProcessGroup>,

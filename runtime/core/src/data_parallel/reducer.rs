@@ -1,6 +1,6 @@
 //! [`Reducer`]: averages gradients over the ranks of a group.
 
-use super::bucket::Layout;
+use super::bucket::BucketLayout;
 use super::consistency::{Parameter, check_parameters, check_values};
 use super::gradient::Gradient;
 use super::hook::Bucket;
@@ -43,7 +43,7 @@ pub struct Reducer<T = f32> {
     /// Whether each parameter is sparse.
     pub(super) is_sparse: Vec<bool>,
     pub(super) options: ReducerOptions<T>,
-    pub(super) layout: Layout,
+    pub(super) layout: BucketLayout,
     /// The memory of each bucket; empty while its averaging has it.
     pub(super) memory: Vec<BucketMemory<T>>,
     /// For each bucket, if it is that of a sparse parameter: this rank's gradient until it is sent, and the average
@@ -102,7 +102,7 @@ impl<T: Gradient> Reducer<T> {
             }
         }
         let order: Vec<usize> = (0..lens.len()).rev().collect();
-        let layout = Layout::new(&order, &lens, size_of::<T>(), &is_sparse, &options);
+        let layout = BucketLayout::new(&order, &lens, size_of::<T>(), &is_sparse, &options);
         let mut reducer = Self {
             group: group.clone(),
             used_anywhere: vec![1; parameters.len()],
@@ -346,7 +346,7 @@ impl<T: Gradient> Reducer<T> {
     /// Divides the parameters, in this order, into buckets.
     pub(super) fn lay_out(&mut self, order: &[usize]) {
         let size = size_of::<T>();
-        self.layout = Layout::new(order, &self.lens, size, &self.is_sparse, &self.options);
+        self.layout = BucketLayout::new(order, &self.lens, size, &self.is_sparse, &self.options);
     }
 
     fn part_mut(&mut self, parameter: usize) -> &mut [T] {

@@ -1,6 +1,6 @@
 //! The progress of a step, and the averaging of its buckets.
 
-use super::bucket::Layout;
+use super::bucket::BucketLayout;
 use super::gradient::Gradient;
 use super::hook::{Averaging, compress, expand};
 use super::memory::BucketMemory;
@@ -73,7 +73,7 @@ impl<T> Default for Step<T> {
 
 impl<T> Step<T> {
     /// Resets the state for the next step; allocates nothing if the last step had the same layout.
-    pub(super) fn reset(&mut self, layout: &Layout) {
+    pub(super) fn reset(&mut self, layout: &BucketLayout) {
         let parameters = layout.places.len();
         self.states.clear();
         self.states.resize(parameters, GradientState::Absent);

@@ -4,7 +4,7 @@
 
 use crate::group::agreement::{EXTRA_TIME, REMOVAL_TIME, StoreAgreement};
 use crate::group::maker::{GroupOptions, Origin};
-use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
+use crate::group::process_group::{End, OpParts, OpRecord, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::limit::with_limit;
@@ -287,7 +287,7 @@ const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
     backend: "store",
     peer: Peer::None,
     tensor: None,
-    parts: Parts::None,
+    parts: OpParts::None,
     end: End::Own,
 };
 
@@ -326,8 +326,8 @@ impl MonitoredBarrier {
         Err(error.sparing_group())
     }
 
-    /// Waits for the other ranks. Publishes and returns the absent ranks that the error is to name: their numbers,
-    /// separated by commas; empty if all have arrived. Runs on rank 0.
+    /// Waits for the other ranks. Publishes and returns the absent ranks that the error names: their numbers, separated
+    /// by commas; empty if all have arrived. Runs on rank 0.
     fn collect(&self, share: &Share, due: Instant) -> Result<String> {
         let arrivals: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))
@@ -447,7 +447,7 @@ impl MonitoredBarrier {
 
 /// The shortest wait at the store, so that keys are looked up once even if no time is left.
 const MIN_WAIT: Duration = Duration::from_millis(1);
-/// The key under which the members publish the list of those that are to be left out.
+/// The key under which the members publish the list of those that they leave out.
 const LIST: &str = "list";
 /// The key under which the absent ranks are published: by rank 0 of a monitored barrier, or by the first member that
 /// has waited long enough for the others.

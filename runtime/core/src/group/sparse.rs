@@ -5,7 +5,7 @@
 //! are equal on all ranks, to the bit.
 
 use crate::arithmetic;
-use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
+use crate::group::process_group::{End, OpParts, OpRecord, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::buffer::Buffer;
 use crate::op::element::Element;
@@ -209,7 +209,7 @@ fn op_record<T: Element>(shape: &[u64]) -> OpRecord<'_> {
             dtype: T::DTYPE,
             shape,
         }),
-        parts: Parts::Collectives(GATHERS),
+        parts: OpParts::Collectives(GATHERS),
         end: End::Watched,
     }
 }

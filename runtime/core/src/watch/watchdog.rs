@@ -91,8 +91,7 @@ pub(crate) struct Watch {
     /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
     waits: Arc<WaitCounters>,
-    /// The threads on which groups end: those groups whose last reference was held by a thread that supervises the
-    /// world.
+    /// The threads on which those groups end whose last reference was held by a thread that supervises the world.
     ends: Mutex<Vec<JoinHandle<()>>>,
 }
 

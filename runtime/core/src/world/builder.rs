@@ -96,8 +96,8 @@ impl<B: BackendSet> WorldBuilder<B> {
 
     /// Sets the place at which ranks meet, from a URL as `init_method` of PyTorch's `init_process_group` has it:
     /// `tcp://HOST:PORT` is the host and a free port of rank 0; `file://PATH` is a file that does not exist yet, in a
-    /// folder that all ranks share; `env://` is the place that the launcher's variables name. Rank and world size may
-    /// be in the URL instead (`tcp://HOST:PORT?rank=0&world_size=4`).
+    /// directory that all ranks share; `env://` is the place that the launcher's variables name. Rank and world size
+    /// may be in the URL instead (`tcp://HOST:PORT?rank=0&world_size=4`).
     ///
     /// With a file, ranks of several hosts need [`Config::socket_ifname`]: there is no store whose address leads to an
     /// interface.
@@ -127,7 +127,9 @@ impl<B: BackendSet> WorldBuilder<B> {
     ///
     /// # Blocking
     /// Until all ranks have arrived, for [`Config::init_timeout`] at most, and for [`Config::status_wait`] more if some
-    /// have not or the store does not reply; then until the backends have connected, for at most the same time.
+    /// have not or the store does not reply. The rank that serves the store then waits as long again at most, until the
+    /// others have read why there is no world. If all have arrived: until the backends have connected, for
+    /// [`Config::init_timeout`] at most.
     ///
     /// # Errors
     /// `Rendezvous` names the ranks that did not arrive, or says what the ranks disagree on: two ranks with

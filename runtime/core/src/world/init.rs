@@ -149,7 +149,7 @@ pub(crate) fn rendezvous(
 /// Why there is no rendezvous, and for how many ranks the store is kept.
 pub(crate) struct Refused {
     pub(crate) error: Error,
-    /// How many ranks are to read the reason in the store; 0 if it is not there.
+    /// How many ranks must have read the reason in the store before it may close; 0 if the reason is not there.
     readers: i64,
     /// The longest time for which the rank that serves the store keeps it for these readers.
     keep: Duration,

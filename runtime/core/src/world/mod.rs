@@ -446,7 +446,7 @@ impl WorldShared {
         }
     }
 
-    /// The groups that are to be closed as the world ends. No group is made from then on.
+    /// The groups that the world closes as it ends. No group is made from then on.
     fn last_groups(&self) -> Held<dyn WatchedGroup> {
         self.is_ending.store(true, Ordering::SeqCst);
         self.watch.groups()

@@ -22,7 +22,7 @@ const MAX_RANKS: usize = 16;
 /// The most bytes of a round's text that are read.
 const MAX_BYTES: usize = 1 << 20;
 
-/// A world that is to be made.
+/// A world that the ranks that stay want to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Round {
     pub(super) attempt: u32,

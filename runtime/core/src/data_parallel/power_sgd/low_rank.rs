@@ -9,7 +9,7 @@ const TINY: f32 = 1e-8;
 pub(super) struct LowRank {
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// The part of the gradients so far that compression has lost, to be sent in later steps. From
+    /// The part of the gradients so far that compression has lost, which later steps send. From
     /// [`project`](Self::project) to [`restore`](Self::restore) it is M.
     error: Vec<f32>,
     /// `columns` by rank: the right factor of the step before.

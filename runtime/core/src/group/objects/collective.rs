@@ -1,7 +1,7 @@
 //! Collectives of values that serde can serialize and deserialize.
 
 use super::encoding::{NO_VALUE, check_lengths, decode, decode_all, encode, length_of, zeros};
-use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
+use crate::group::process_group::{End, OpParts, OpRecord, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
@@ -191,7 +191,7 @@ fn op_record(op: OpType) -> OpRecord<'static> {
         backend: "objects",
         peer: Peer::None,
         tensor: None,
-        parts: Parts::Collectives(2),
+        parts: OpParts::Collectives(2),
         end: End::Watched,
     }
 }

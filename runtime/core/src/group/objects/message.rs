@@ -3,7 +3,7 @@
 use super::encoding::{check_lengths, decode, encode, length_of};
 use crate::backend::Done;
 use crate::group::p2p::message;
-use crate::group::process_group::{End, Next, OpRecord, Parts, ProcessGroup, QueueKey};
+use crate::group::process_group::{End, Next, OpParts, OpRecord, ProcessGroup, QueueKey};
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
@@ -124,7 +124,7 @@ fn op_record(op: OpType, peer: u32) -> OpRecord<'static> {
         backend: "objects",
         peer: Peer::Rank(peer),
         tensor: None,
-        parts: Parts::Messages,
+        parts: OpParts::Messages,
         end: End::Watched,
     }
 }

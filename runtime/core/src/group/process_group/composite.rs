@@ -40,13 +40,13 @@ pub(crate) struct OpRecord<'a> {
     /// The rank at the other end; `Peer::None` for an operation of all members.
     pub(crate) peer: Peer,
     pub(crate) tensor: Option<Tensor<'a>>,
-    pub(crate) parts: Parts,
+    pub(crate) parts: OpParts,
     pub(crate) end: End,
 }
 
 /// The [`Op`]s that an operation consists of. Their buffers are in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parts {
+pub(crate) enum OpParts {
     /// None: the operation uses a window or the store.
     None,
     /// Sends or receives.
@@ -198,15 +198,15 @@ impl Group {
     ) -> Result<(OpInfo, Tickets, Share)> {
         let lane = match op_record.parts {
             // The lane is not used.
-            Parts::None => Some(0),
-            Parts::Messages | Parts::Collectives(_) => {
+            OpParts::None => Some(0),
+            OpParts::Messages | OpParts::Collectives(_) => {
                 let mut lanes = self.lanes.iter();
                 lanes.position(|lane| lane.device == DeviceKind::Cpu)
             }
         };
         let collectives = match op_record.parts {
-            Parts::None | Parts::Messages => 0,
-            Parts::Collectives(count) => count,
+            OpParts::None | OpParts::Messages => 0,
+            OpParts::Collectives(count) => count,
         };
         let lane = lane.ok_or_else(|| {
             let message = "the group has no backend for cpu memory";

@@ -65,7 +65,7 @@ pub(crate) struct Group {
     /// Whether the group measures how long its operations run.
     timing: AtomicBool,
     pub(super) issue: Mutex<Issue>,
-    /// The number of the last collective that was issued, to be read without the issue lock.
+    /// The number of the last collective that was issued, for readers without the issue lock.
     pub(super) issued: AtomicU64,
     /// How many turns have ended in each lane.
     ended: Box<[AtomicU64]>,

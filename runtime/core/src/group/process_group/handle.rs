@@ -54,8 +54,8 @@ use std::time::Duration;
 /// - A rank may be done while another one gives up, until the reason of the latter is in the store and its connections
 ///   are closed. This takes as long as two requests to the store, for which the rank that gives up waits 0.4 s at most.
 /// - A rank that was stopped and continues learns of the member that gave up from their connection, or from the store.
-///   From the store alone it learns it only if its collective has lasted a second, or past its own deadline. It may be
-///   `Ok` if it has no connection with that member and continues earlier, or if the store does not reply.
+///   It learns this from the store alone only once its collective has lasted for a second, or past its own deadline. It
+///   may be `Ok` if it has no connection with that member and continues earlier, or if the store does not reply.
 ///
 /// In each of these cases the group has failed, and the next collective of the rank that is `Ok` fails.
 ///

@@ -19,7 +19,7 @@ mod issue;
 mod steps;
 mod worker;
 
-pub(crate) use composite::{End, OpRecord, Parts, Share};
+pub(crate) use composite::{End, OpParts, OpRecord, Share};
 pub use group::Timing;
 pub(crate) use group::{Group, GroupParts, Lane};
 pub use handle::ProcessGroup;

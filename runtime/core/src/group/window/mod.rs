@@ -10,7 +10,7 @@ pub(crate) mod symmetric;
 use crate::backend::memory::RemoteMemory;
 use crate::backend::{self, Progress};
 use crate::group::collectives::vec_of;
-use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup};
+use crate::group::process_group::{End, OpParts, OpRecord, ProcessGroup};
 use crate::group::work::Work;
 use crate::op::buffer::{Buffer, DeviceKind, element_size};
 use crate::op::deadline::Deadline;
@@ -151,7 +151,7 @@ impl ProcessGroup {
             backend: carrier.name(),
             peer: Peer::None,
             tensor: Some(tensor(dtype, &shape)),
-            parts: Parts::None,
+            parts: OpParts::None,
             end: End::Watched,
         };
         let group = self.clone();
@@ -410,7 +410,7 @@ fn op_record(op: OpType, peer: u32, tensor: Option<Tensor<'_>>) -> OpRecord<'_> 
         backend: "window",
         peer: Peer::Rank(peer),
         tensor,
-        parts: Parts::None,
+        parts: OpParts::None,
         end: End::Watched,
     }
 }

@@ -245,8 +245,8 @@ impl Connection {
         }
     }
 
-    /// Why there is no whole first answer, which begins with `start` if a store gives it. `closed` is the obstacle if the
-    /// server closed the connection without a byte.
+    /// Why the first answer has not arrived whole. A store's first answer begins with `start`. `closed` is the obstacle
+    /// if the server closed the connection without a byte.
     fn no_answer(&self, broken: Broken, start: &[u8], closed: Obstacle) -> Obstacle {
         let begins_with = |start: &[u8]| {
             let compared = self.inbox.len().min(start.len());

@@ -11,7 +11,7 @@
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
 //! chunks, and publishes a summary for the rest. Each rank counts its own messages, apart from collectives: so ranks
 //! that ask about different messages may share a summary. The waits in the summary are true, but may start at a rank
-//! for which only the first of those that ask waits.
+//! for which only the rank that has made the summary waits.
 
 mod arrivals;
 mod replies;

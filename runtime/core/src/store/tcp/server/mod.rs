@@ -35,10 +35,9 @@ const BACKLOG: i32 = 4096;
 /// # Limits
 /// A key has at most 8 KiB, a value 8 MiB, and a request 131,072 keys and 256 MiB; the values in one reply have at most
 /// 256 MiB. [`StoreLimits`] are for all clients together. A client that breaks a limit, or the protocol, is
-/// disconnected. A client that does not read its replies is not served further while more than 1 MiB of them is unsent.
-/// A client that has proved the secret, or was to prove it, gets the reason in its error. Where file descriptors run
-/// out, the soft limit of the process is raised to the hard one; beyond that, new connections wait until others have
-/// gone.
+/// disconnected. Once more than 1 MiB of a client's replies is unsent, its requests wait until half of that is left. A
+/// client that has proved the secret, or was to prove it, gets the reason in its error. If file descriptors run out,
+/// the soft limit of the process is raised to the hard one; beyond that, new connections wait until others have gone.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     /// The first address, with the port that was chosen.

@@ -78,7 +78,7 @@ impl State {
         self.table.set(REFUSED, text.as_bytes());
     }
 
-    /// Checks that this many more bytes under this key are within the limits, and so is the key if it is new.
+    /// Checks that the limits allow this many more bytes under this key, and the key itself if it is new.
     fn admit(&self, key: &[u8], more: usize) -> Result<(), Violation> {
         let is_new = !self.table.has(key);
         if is_new && self.table.names() >= self.max_names {

@@ -163,7 +163,7 @@ impl WorkHandle {
         }
     }
 
-    /// Lets a stream wait for the operation: for nothing, if that has ended.
+    /// Lets a stream wait for the operation. If that has ended, nothing waits, and this returns its error, if any.
     pub(crate) fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         match &*state {

@@ -26,8 +26,8 @@ const SCALE_BYTES: usize = size_of::<f32>();
 struct Parts {
     len: usize,
     ranks: usize,
-    /// Elements of each part; the last parts have fewer, or none.
-    part: usize,
+    /// How many elements a part has; the last parts have fewer, or none.
+    part_len: usize,
 }
 
 impl Parts {
@@ -36,26 +36,26 @@ impl Parts {
         Self {
             len,
             ranks,
-            part: len.div_ceil(ranks),
+            part_len: len.div_ceil(ranks),
         }
     }
 
     /// The elements that a rank sums.
     fn range(&self, rank: usize) -> Range<usize> {
-        let begin = (rank * self.part).min(self.len);
-        begin..(begin + self.part).min(self.len)
+        let begin = (rank * self.part_len).min(self.len);
+        begin..(begin + self.part_len).min(self.len)
     }
 
     /// The length of the message with one part, in bytes: its scales, then its elements. The same for all parts.
     fn message_len(&self) -> usize {
-        self.part.div_ceil(BLOCK) * SCALE_BYTES + self.part
+        self.part_len.div_ceil(BLOCK) * SCALE_BYTES + self.part_len
     }
 
     /// Quantizes `values`, the elements of one part, into `message`, and leaves the rounding errors in `values`. A
     /// block with a value that is not finite gets NaN as its scale, so that all its elements are read as NaN; zeros are
     /// left for it.
     fn quantize(&self, values: &mut [f32], message: &mut [u8]) {
-        let scales = self.part.div_ceil(BLOCK) * SCALE_BYTES;
+        let scales = self.part_len.div_ceil(BLOCK) * SCALE_BYTES;
         let (scales, elements) = message.split_at_mut(scales);
         let blocks = values.chunks_mut(BLOCK).zip(elements.chunks_mut(BLOCK));
         for ((values, elements), to) in blocks.zip(scales.chunks_exact_mut(SCALE_BYTES)) {
@@ -84,7 +84,7 @@ impl Parts {
 
     /// Calls `each` with the position and the value of each of the first `count` elements of a message with one part.
     fn dequantize(&self, message: &[u8], count: usize, mut each: impl FnMut(usize, f32)) {
-        let scales = self.part.div_ceil(BLOCK) * SCALE_BYTES;
+        let scales = self.part_len.div_ceil(BLOCK) * SCALE_BYTES;
         let (scales, elements) = message.split_at(scales);
         let (scales, _) = scales.as_chunks::<SCALE_BYTES>();
         for (index, &element) in elements.iter().take(count).enumerate() {

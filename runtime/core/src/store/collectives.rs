@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const MAX_RANKS: usize = 64;
 /// How long after its time-out a call still expects the answer of a store: a live one answers at once.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long after that a call whose wait has timed out asks the store which ranks were absent.
+/// How much longer a call whose wait has timed out may take to ask the store which ranks were absent.
 const NAMING_TIME: Duration = Duration::from_secs(1);
 
 /// What an error adds if the store could not be asked who was late.

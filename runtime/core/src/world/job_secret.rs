@@ -178,8 +178,8 @@ impl JobSecret {
             let keys = [statement_keys[0].as_str(), &sealed_key(place.rank)];
             let values = notes.multi_get(&keys, deadline.remaining())?;
             let opened = match &values[..] {
-                [statement, envelope] => public_key(statement)
-                    .and_then(|their_key| open(&own_key, &their_key, place.rank, envelope)),
+                [statement, sealed] => public_key(statement)
+                    .and_then(|their_key| open(&own_key, &their_key, place.rank, sealed)),
                 _ => None,
             };
             return opened.ok_or_else(|| {
@@ -191,20 +191,20 @@ impl JobSecret {
         let secret = generate_secret()?;
         let keys: Vec<&str> = statement_keys.iter().map(String::as_str).collect();
         let values = notes.multi_get(&keys, deadline.remaining())?;
-        let mut envelopes = Vec::new();
+        let mut sealed_secrets = Vec::new();
         for (rank, statement) in (0..).zip(&values).skip(1) {
             let their_key = public_key(statement).ok_or_else(|| {
                 let message = format!("rank {rank} left no public key in the store");
                 Error::new(ErrorKind::Rendezvous, message)
             })?;
-            envelopes.push((sealed_key(rank), seal(&own_key, &their_key, rank, &secret)));
+            sealed_secrets.push((sealed_key(rank), seal(&own_key, &their_key, rank, &secret)));
         }
-        let envelopes: Vec<(&str, &[u8])> = envelopes
+        let sealed_secrets: Vec<(&str, &[u8])> = sealed_secrets
             .iter()
-            .map(|(key, envelope)| (key.as_str(), &envelope[..]))
+            .map(|(key, sealed)| (key.as_str(), &sealed[..]))
             .collect();
-        if !envelopes.is_empty() {
-            notes.multi_set(&envelopes)?;
+        if !sealed_secrets.is_empty() {
+            notes.multi_set(&sealed_secrets)?;
         }
         Ok(secret)
     }
@@ -291,16 +291,16 @@ fn seal(own_key: &StaticSecret, their_key: &PublicKey, rank: Rank, secret: &Secr
     [padded, key.derive("whole").tag(&[&padded])].concat()
 }
 
-/// Decrypts what [`seal`] returned for `rank`; `None` if a key or the envelope is invalid.
+/// Decrypts what [`seal`] returned for `rank`; `None` if a key or the sealed secret is invalid.
 fn open(
     own_key: &StaticSecret,
     their_key: &PublicKey,
     rank: Rank,
-    envelope: &[u8],
+    sealed: &[u8],
 ) -> Option<Secret> {
     let key = shared(own_key, their_key, rank)?;
-    let envelope: &[u8; SEALED] = envelope.try_into().ok()?;
-    let (padded, tag) = envelope.split_at(32);
+    let sealed: &[u8; SEALED] = sealed.try_into().ok()?;
+    let (padded, tag) = sealed.split_at(32);
     key.derive("whole")
         .verify(&[padded], tag)
         .then(|| Secret::from_bytes(pad(&key, padded)))
@@ -315,17 +315,17 @@ mod tests {
         let keys = [1, 2, 3].map(|byte| StaticSecret::from([byte; 32]));
         let public = keys.each_ref().map(PublicKey::from);
         let secret = Secret::from_text("the job's");
-        let envelope = seal(&keys[0], &public[1], 1, &secret);
-        assert_eq!(envelope.len(), SEALED);
-        let opened = open(&keys[1], &public[0], 1, &envelope).unwrap();
+        let sealed = seal(&keys[0], &public[1], 1, &secret);
+        assert_eq!(sealed.len(), SEALED);
+        let opened = open(&keys[1], &public[0], 1, &sealed).unwrap();
         assert_eq!(opened.as_bytes(), secret.as_bytes());
-        assert!(!envelope.windows(32).any(|bytes| bytes == secret.as_bytes()));
-        assert!(open(&keys[2], &public[0], 1, &envelope).is_none());
-        assert!(open(&keys[1], &public[0], 2, &envelope).is_none());
-        let mut changed = envelope.clone();
+        assert!(!sealed.windows(32).any(|bytes| bytes == secret.as_bytes()));
+        assert!(open(&keys[2], &public[0], 1, &sealed).is_none());
+        assert!(open(&keys[1], &public[0], 2, &sealed).is_none());
+        let mut changed = sealed.clone();
         changed[3] ^= 1;
         assert!(open(&keys[1], &public[0], 1, &changed).is_none());
-        assert!(open(&keys[1], &public[0], 1, &envelope[1..]).is_none());
+        assert!(open(&keys[1], &public[0], 1, &sealed[1..]).is_none());
         // This public key is a point of small order: everyone could compute the shared key.
         let known = PublicKey::from([0; 32]);
         assert!(shared(&keys[0], &known, 1).is_none());

@@ -111,7 +111,7 @@ impl Incident {
         &self.info.ranks
     }
 
-    /// The request for the status of the operation's members. `is_stopped` looks whether a signal has stopped a rank;
+    /// The request for the status of the operation's members. `is_stopped` returns whether a signal has stopped a rank;
     /// `roll_call` is the newest that this rank has made or joined.
     pub(super) fn query<'a>(
         &'a self,

@@ -130,6 +130,11 @@ impl ClientConnection {
     }
 }
 
+/// The address or the host of a client as logs name it.
+pub(super) fn named(peer: Option<impl std::fmt::Display>) -> String {
+    peer.map_or("an unknown host".to_owned(), |peer| peer.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,6 @@
 //! The server's one thread, which accepts, reads, replies and wakes waiters.
 
-use super::connection::{Admission, Buffers, ClientConnection, LinkState};
+use super::connection::{Admission, Buffers, ClientConnection, LinkState, named};
 use super::open_files::raise_descriptor_limit;
 use super::quota::{Overdue, Quota};
 use super::state::{ConnectionId, State};
@@ -175,10 +175,11 @@ impl EventLoop {
                 // An error of this connection alone, such as a peer that has already closed it.
                 Err(_) => continue,
             };
+            let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
             if self.connections.len() >= self.quota.limits.connections {
                 let limit = self.quota.limits.connections;
                 tracing::warn!(
-                    ?peer,
+                    peer = named(peer),
                     limit,
                     "the store server refuses a connection: its limit of connections is reached"
                 );
@@ -190,8 +191,7 @@ impl EventLoop {
             let data = epoll::EventData::new_u64(slot.key() as u64);
             match epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN) {
                 Ok(()) => {
-                    let host = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-                    let host = host.map(|address| address.ip().to_canonical());
+                    let host = peer.map(|address| address.ip().to_canonical());
                     let id = slot.key();
                     let tls = self.tls.as_ref().map(Tls::answer);
                     let new = slot.insert(ClientConnection::new(socket, host, tls));
@@ -416,9 +416,7 @@ impl EventLoop {
                 self.refuse(id, Violation::NeedsTls)
             }
             (Some(why), Some(connection)) if !matches!(why, TlsError::Closed) => {
-                let peer = connection
-                    .host
-                    .map_or("an unknown host".to_owned(), |host| host.to_string());
+                let peer = named(connection.host);
                 tracing::warn!(
                     peer,
                     "the store server closes a connection whose TLS has failed: {why}"
@@ -489,14 +487,15 @@ impl EventLoop {
             return LinkState::Open;
         };
         let peer = rustix::net::getpeername(&connection.socket).ok().flatten();
-        tracing::warn!(?peer, "the store server closes a connection: {violation}");
+        let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+        tracing::warn!(
+            peer = named(peer),
+            "the store server closes a connection: {violation}"
+        );
         let lacks_proof =
             self.key.is_some() && !matches!(connection.admission, Admission::Served { .. });
         if lacks_proof {
-            let peer = connection
-                .host
-                .map_or("an unknown host".to_owned(), |host| host.to_string());
-            self.state.count_refused(&peer);
+            self.state.count_refused(&named(connection.host));
         }
         let has_proved = matches!(connection.admission, Admission::Served { proved: true });
         let explained_to_all = [
@@ -581,9 +580,7 @@ impl EventLoop {
             self.state.forget(id);
             self.quota.forget(id, &mut connection);
             if let Admission::Challenged(_) = connection.admission {
-                let peer = connection
-                    .host
-                    .map_or("an unknown host".to_owned(), |host| host.to_string());
+                let peer = named(connection.host);
                 tracing::warn!(
                     peer,
                     "a client of the store disconnected instead of proving the job's secret"

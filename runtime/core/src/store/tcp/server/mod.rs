@@ -36,7 +36,7 @@ const BACKLOG: i32 = 4096;
 /// A key has at most 8 KiB, a value 8 MiB, and a request 131,072 keys and 256 MiB; the values in one reply have at most
 /// 256 MiB. [`StoreLimits`] are for all clients together. A client that breaks a limit, or the protocol, is
 /// disconnected. Once more than 1 MiB of a client's replies is unsent, its requests wait until half of that is left. A
-/// client that has proved the secret, or was to prove it, gets the reason in its error. If file descriptors run out,
+/// client that has proved the secret, or still had to, gets the reason in its error. If file descriptors run out,
 /// the soft limit of the process is raised to the hard one; beyond that, new connections wait until others have gone.
 #[derive(Debug)]
 pub struct TcpStoreServer {

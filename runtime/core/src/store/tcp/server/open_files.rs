@@ -8,7 +8,11 @@ pub(super) fn raise_descriptor_limit() -> bool {
     if limit.current == limit.maximum {
         return false;
     }
-    tracing::info!(from = ?limit.current, to = ?limit.maximum, "the store server needs more open files");
+    tracing::info!(
+        from = limit.current,
+        to = limit.maximum,
+        "the store server needs more open files"
+    );
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).is_ok()
 }

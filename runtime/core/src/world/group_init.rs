@@ -184,8 +184,8 @@ impl WorldShared {
         // The world closes the groups that it knows once it has begun to end: this one may have come after that, and no
         // watchdog would end its operations.
         if let Err(error) = self.check_going_on(&group.info().name) {
-            if let Err(open) = group.shut_down(deadline) {
-                group.close(None, open);
+            if let Err(not_closed) = group.shut_down(deadline) {
+                group.close(None, not_closed);
             }
             return Err(error);
         }

@@ -162,7 +162,8 @@ impl Refused {
         keep_store(notes, place, self.readers, self.keep);
     }
 
-    /// Whether the store has not replied to a request: the error of a wait for other ranks names the absent ones.
+    /// Whether the store has not replied to a request. A wait for other ranks that has timed out does not count: its
+    /// error names the absent ranks.
     pub(crate) fn is_without_answer(&self) -> bool {
         self.error.kind() == ErrorKind::Timeout && self.error.ranks().is_empty()
     }

@@ -65,7 +65,7 @@ impl Member {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Runs `meet`, which ends by [`EXTRA_TIME`] after the deadline, whatever the store's own time-out is.
+    /// Runs `meet`. Returns at most [`EXTRA_TIME`] after the deadline, whatever the store's own time-out is.
     ///
     /// # Errors
     /// Those of `meet`; `Timeout` if the store does not reply.

@@ -294,7 +294,8 @@ const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
 /// How long after its time-out a monitored barrier may last. Rank 0 takes at most half of it to find the absent ranks;
 /// the others wait for its result for three quarters.
 const RESULT_TIME: Duration = Duration::from_secs(5);
-/// How often a waiting rank checks whether the group was aborted.
+/// How often a waiting rank checks whether the group was aborted or, in a search for absent members, whether their list
+/// was published.
 const ABORT_CHECK: Duration = Duration::from_millis(250);
 
 /// One rank's part in a monitored barrier.
@@ -346,8 +347,8 @@ impl MonitoredBarrier {
         if self.missing == MissingRanks::First {
             absent.truncate(1);
         }
-        let names: Vec<String> = absent.iter().map(Rank::to_string).collect();
-        let absent_list = names.join(", ");
+        let numbers: Vec<String> = absent.iter().map(Rank::to_string).collect();
+        let absent_list = numbers.join(", ");
         let result_key = key(share, RESULT);
         let published = self.ask(due, |store| store.set(&result_key, absent_list.as_bytes()));
         published.map_err(Error::sparing_group)?;
@@ -380,11 +381,11 @@ impl MonitoredBarrier {
             );
             return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
         }
-        let names = self.ask(due, |store| store.get(&result_key, ABORT_CHECK));
-        let names = names.map_err(Error::sparing_group)?;
-        let absent_list = String::from_utf8_lossy(&names).into_owned();
-        // Rank 0 has removed the keys of those that came in time, and needs none any more. A single name may be the
-        // first of several absent ranks.
+        let result = self.ask(due, |store| store.get(&result_key, ABORT_CHECK));
+        let result = result.map_err(Error::sparing_group)?;
+        let absent_list = String::from_utf8_lossy(&result).into_owned();
+        // Rank 0 has removed the keys of those that came in time, and needs none any more. A single number may be that
+        // of the first of several absent ranks.
         let own_rank = self.ranks[self.rank as usize].to_string();
         let mut named = absent_list.split(", ");
         let may_be_late = !absent_list.is_empty()

@@ -23,10 +23,10 @@ impl<B> World<B> {
     /// reply or a group is absent; then as [`new_group`](Self::new_group).
     ///
     /// # Errors
-    /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size` (groups that come
-    /// when `size` members have come get it; the others do, too, unless the merge was complete before), or if a rank is
-    /// in two of the groups. `Timeout` names the members of the groups whose rank 0 had called this. All members get
-    /// it, also those that arrive later, and the next calls of all belong together again. Otherwise as
+    /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size` (if the merge was
+    /// complete with exactly `size` members, only the groups that come later get this error; otherwise all do), or if a
+    /// rank is in two of the groups. `Timeout` names the members of the groups whose rank 0 had called this. All members
+    /// get it, also those that arrive later, and the next calls of all belong together again. Otherwise as
     /// [`new_group`](Self::new_group), or the store's error.
     pub fn merge(
         &self,

@@ -55,12 +55,13 @@ impl<B: BackendSet> World<B> {
     ///
     /// # Errors
     /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than
-    /// `size` (groups that come when `size` members have come get it; the others do, too, unless the merge was complete
-    /// before), if other groups have completed the merge in which this one was to take part, or if a rank is in two of
-    /// the groups. `Timeout` names the groups whose rank 0 had called this. All members get it, also those that had
-    /// called for an earlier merge and arrive later; of groups that arrive later for the first time, the first one gets
-    /// it. The next calls of all belong together again. Otherwise the store's error, or as [`WorldBuilder::init`]. A
-    /// world whose backends or dump writer are the program's own needs [`merge_remote_with`](Self::merge_remote_with).
+    /// `size` (if the merge was complete with exactly `size` members, only the groups that come later get this error;
+    /// otherwise all do), if other groups have completed the merge in which this one was to take part, or if a rank is
+    /// in two of the groups. `Timeout` names the groups whose rank 0 had called this. All members get it, also those
+    /// that had called for an earlier merge and arrive later; of groups that arrive later for the first time, the first
+    /// one gets it. The next calls of all belong together again. Otherwise the store's error, or as
+    /// [`WorldBuilder::init`]. A world whose backends or dump writer are the program's own needs
+    /// [`merge_remote_with`](Self::merge_remote_with).
     pub fn merge_remote(
         &self,
         group: &ProcessGroup,

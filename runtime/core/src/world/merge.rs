@@ -25,8 +25,8 @@ impl<B> World<B> {
     /// # Errors
     /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size` (if the merge was
     /// complete with exactly `size` members, only the groups that come later get this error; otherwise all do), or if a
-    /// rank is in two of the groups. `Timeout` names the members of the groups whose rank 0 had called this. All members
-    /// get it, also those that arrive later, and the next calls of all belong together again. Otherwise as
+    /// rank is in two of the groups. `Timeout` names the members of the groups whose rank 0 had called this. All
+    /// members get it, also those that arrive later, and the next calls of all belong together again. Otherwise as
     /// [`new_group`](Self::new_group), or the store's error.
     pub fn merge(
         &self,

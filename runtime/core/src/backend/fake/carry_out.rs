@@ -50,7 +50,9 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
                 return Err(mismatch_error(ops, ranks));
             }
         }
-        let result = columns.iter_mut().try_for_each(|part| run_all(part, ranks));
+        let result = columns
+            .iter_mut()
+            .try_for_each(|column| run_all(column, ranks));
         for column in columns {
             for (op, part) in ops.iter_mut().zip(column) {
                 if let Op::Coalesced(parts) = op {

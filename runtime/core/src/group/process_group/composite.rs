@@ -83,7 +83,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// The deadline for the transport that carries the operation.
+    /// The deadline for the backend that carries out the operation.
     pub(crate) fn deadline(&self) -> Deadline {
         self.deadline
     }

@@ -337,9 +337,9 @@ impl FailureBroadcast {
     /// Until the exchange has ended, or until `until`. Does not wait if the store has not yet replied to the
     /// alarm.
     fn answers(&self, incident: &Incident, until: Instant) -> StatusReplies {
-        let has_ended =
+        let need_not_wait =
             |progress: &IncidentProgress| !progress.raise_ended || progress.answers.is_some();
-        let mut progress = incident.wait(left_until(until), has_ended);
+        let mut progress = incident.wait(left_until(until), need_not_wait);
         progress.answers.take().unwrap_or_else(|| {
             let reason = match progress.raise_ended {
                 true => "the answers of the other ranks did not arrive in time",

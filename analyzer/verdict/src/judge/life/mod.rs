@@ -44,8 +44,8 @@ pub(crate) struct Life {
     first: Vec<Rank>,
     /// Whether some of `first` may have ended because of others of `first`.
     is_open: bool,
-    /// If no process that left a record is left, and it is not known whose ended first: the ranks of which one may have
-    /// been the first, ascending, with those that left no record. Empty if it may have been any.
+    /// If no process that left a record is left, and it is not known which process ended first: the ranks of which one
+    /// may have been the first, ascending, with those that left no record. Empty if it may have been any.
     possible: Vec<Rank>,
     /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
@@ -68,7 +68,8 @@ pub(crate) struct Life {
 pub(crate) struct End {
     pub(crate) kind: EndKind,
     /// Ranks whose processes ended before the others', ascending; if no order is known, all that did not end in order.
-    /// Empty if one of several ended first, or if the kind of the end is not [`EndKind::Crashed`].
+    /// Empty if one of several ended first, if only clocks that nothing relates tell which, or if the kind of the end
+    /// is not [`EndKind::Crashed`].
     pub(crate) first: Vec<Rank>,
     /// If one of several ranks ended first: these ranks, ascending; empty if it may have been any.
     possible: Vec<Rank>,
@@ -265,8 +266,8 @@ impl Life {
         self.is_open
     }
 
-    /// If no process that left a record is left, and it is not known whose ended first: the ranks of which one may have
-    /// been the first, ascending. Empty if it may have been any.
+    /// If no process that left a record is left, and it is not known which process ended first: the ranks of which one
+    /// may have been the first, ascending. Empty if it may have been any.
     pub(crate) fn possible(&self) -> &[Rank] {
         &self.possible
     }
@@ -322,7 +323,8 @@ impl Life {
     }
 }
 
-/// How ranks ended by the records of launchers, and whether the launcher had sent the process a signal to end.
+/// How ranks ended according to the records of launchers, each with whether the launcher had sent the process a signal
+/// to end.
 fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (RankEnd, bool)> {
     let mut exits = BTreeMap::new();
     for launch in launches {

@@ -557,8 +557,8 @@ pub(super) fn is_inside(record: &Record) -> bool {
     ops.any(|op| !op.retired && op.state < EntryState::Completed)
 }
 
-/// When the last of the operations of a record failed that failed well before their time-outs, common time, ns. `None`
-/// if there are none, without those that are history ([`is_history`]).
+/// The last time, common time, ns, at which an operation of a record failed well before its time-out. `None` if none
+/// did; operations that are history ([`is_history`]) do not count.
 pub(super) fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
     let ops = aligned.records[record].ops.iter();
     let failed =

@@ -7,7 +7,7 @@ use crate::judge::overcome::is_overcome;
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Whose ends others outlived.
+/// The processes whose ends others outlived.
 pub(super) struct Outlived {
     /// Of the ranks whose ends others noted by name: those that were outlived.
     named: BTreeSet<Rank>,

@@ -11,7 +11,7 @@ use rcomm_recorder::model::{EntryState, OpType};
 use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
-/// Such a phase begins within this time of a call that was refused, ns.
+/// The phase that notes an exception begins within this time, ns, of the refused call that raised it.
 const SOON_NS: i64 = 1_000_000_000;
 /// A last call that lasted longer than this, ms, may have waited for others.
 const AT_ONCE_MS: f32 = 1e3;

@@ -25,8 +25,8 @@ const APART_NS: i64 = 15_000_000_000;
 /// A clock that was set to the time of another zone is ahead by less than this, ns.
 const MOST_AHEAD_NS: i64 = 86_400_000_000_000;
 
-/// A record, from its first operation until it was written, ns.
-struct Life {
+/// The time that a record spans: from its first operation until it was written, ns.
+struct Span {
     from_ns: i64,
     until_ns: i64,
     record: usize,
@@ -47,21 +47,21 @@ pub(super) fn leave_earlier_times_aside(
     }
     if times.len() > MOST_TIMES {
         let oldest = times.drain(..=times.len() - MOST_TIMES);
-        let oldest: Vec<Life> = oldest.flatten().collect();
+        let oldest: Vec<Span> = oldest.flatten().collect();
         times.insert(0, oldest);
     }
     let shows_start = shared.map(records.len(), |record| shows_start(&records[record]));
     let mut later = Later::default();
     let mut earlier: BTreeMap<usize, String> = BTreeMap::new();
     for (nth, time) in times.iter().rev().enumerate() {
-        let of_time: Vec<&Record> = time.iter().map(|life| &records[life.record]).collect();
-        let until_ns = time.iter().map(|life| life.until_ns).max();
+        let of_time: Vec<&Record> = time.iter().map(|span| &records[span.record]).collect();
+        let until_ns = time.iter().map(|span| span.until_ns).max();
         let pause_ns = later.from_ns.saturating_sub(until_ns.unwrap_or(0));
         let sign = (nth > 0).then(|| two_runs(shared, &of_time, &later, pause_ns));
         let Some(sign) = sign.flatten() else {
-            for life in time {
-                let shows_start = shows_start[life.record];
-                later.add(shared, life, &records[life.record], shows_start);
+            for span in time {
+                let shows_start = shows_start[span.record];
+                later.add(shared, span, &records[span.record], shows_start);
             }
             continue;
         };
@@ -76,7 +76,7 @@ pub(super) fn leave_earlier_times_aside(
             "and the files of that time were written {} s before the first operation of the others{why}",
             pause_ns / 1_000_000_000
         );
-        earlier.extend(time.iter().map(|life| (life.record, before.clone())));
+        earlier.extend(time.iter().map(|span| (span.record, before.clone())));
     }
     let mut index = 0;
     records.retain(|record| {
@@ -92,8 +92,8 @@ pub(super) fn leave_earlier_times_aside(
 
 /// The records by recorders that state no process, divided where nothing is recorded or written for [`APART_NS`], in
 /// order of time. A record without a known time of writing may have been written at any later time.
-fn times(shared: &Shared, records: &[Record]) -> Vec<Vec<Life>> {
-    let life_of = |index: usize| {
+fn times(shared: &Shared, records: &[Record]) -> Vec<Vec<Span>> {
+    let span_of = |index: usize| {
         let record = &records[index];
         if !states_no_process(record.recorder) || retiring_is_all(record.recorder) {
             return None;
@@ -107,23 +107,23 @@ fn times(shared: &Shared, records: &[Record]) -> Vec<Vec<Life>> {
         let ahead_ns = record
             .written_ns
             .map_or(0, |ns| newest_ns.saturating_sub(ns));
-        Some(Life {
+        Some(Span {
             from_ns: from_ns.saturating_sub(ahead_ns.max(0)),
             until_ns: written_ns.map_or(i64::MAX, |written_ns| written_ns.max(newest_ns)),
             record: index,
         })
     };
-    let lives = shared.map(records.len(), life_of).into_iter();
-    let mut lives: Vec<Life> = lives.flatten().collect();
-    lives.sort_unstable_by_key(|life| (life.from_ns, life.record));
-    let mut times: Vec<Vec<Life>> = Vec::new();
+    let spans = shared.map(records.len(), span_of).into_iter();
+    let mut spans: Vec<Span> = spans.flatten().collect();
+    spans.sort_unstable_by_key(|span| (span.from_ns, span.record));
+    let mut times: Vec<Vec<Span>> = Vec::new();
     let mut until_ns = i64::MIN;
-    for life in lives {
-        let is_next = life.from_ns.saturating_sub(until_ns) > APART_NS;
-        until_ns = until_ns.max(life.until_ns);
+    for span in spans {
+        let is_next = span.from_ns.saturating_sub(until_ns) > APART_NS;
+        until_ns = until_ns.max(span.until_ns);
         match times.last_mut() {
-            Some(time) if !is_next => time.push(life),
-            _ => times.push(vec![life]),
+            Some(time) if !is_next => time.push(span),
+            _ => times.push(vec![span]),
         }
     }
     times
@@ -177,9 +177,9 @@ impl Default for Later<'_> {
 }
 
 impl<'a> Later<'a> {
-    fn add(&mut self, shared: &'a Shared, life: &Life, record: &Record, shows_start: bool) {
+    fn add(&mut self, shared: &'a Shared, span: &Span, record: &Record, shows_start: bool) {
         self.records += 1;
-        self.from_ns = self.from_ns.min(life.from_ns);
+        self.from_ns = self.from_ns.min(span.from_ns);
         for local in &record.groups {
             let name = shared.groups[local.group as usize].name.as_str();
             let groups = self.groups.entry((record.recorder, name)).or_default();
@@ -209,7 +209,7 @@ impl<'a> Later<'a> {
         add_calls(&mut self.calls, record);
         for (number, ended_ns) in ends_on_all(record) {
             let ended = self.ended.entry(number);
-            ended.or_insert((life.record, ended_ns));
+            ended.or_insert((span.record, ended_ns));
         }
     }
 }
@@ -362,10 +362,11 @@ fn count_other_calls(shared: &Shared, earlier: &[&Record], later: &Later<'_>) ->
     (against, compared)
 }
 
-/// Whether an earlier record shows a collective as completed that needs all members, although the ring of a later one,
-/// of a member, begins after that, or its process has never made the group; and then, whether that ring does not even
-/// reach the number of the collective. A ring without collectives of a group that it lists does not count: the program
-/// may have emptied it.
+/// Whether a process began only after a collective that cannot have ended without it: an earlier record shows the
+/// collective as completed, although the later record of a member shows that its process issued its first collective of
+/// the group only afterwards, or never made the group. `None` if no group shows that; else whether the member has not
+/// even reached the number of the collective, or never made the group, as far as earlier records that are whole show
+/// it. A ring without collectives of a group that it lists does not count: the program may have emptied it.
 fn begins_late(shared: &Shared, earlier: &[&Record], later: &Later<'_>) -> Option<bool> {
     let mut completed: HashMap<(Recorder, u32), Option<u32>> = HashMap::new();
     for record in earlier {

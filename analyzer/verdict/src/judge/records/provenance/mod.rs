@@ -118,7 +118,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
         let is_one = job.members.len() == 1 && !is_whole(job) && job.begun_ns > 0;
         is_one && jobs.values().any(is_later)
     };
-    let rank = |job: &Job| {
+    let precedence = |job: &Job| {
         let is_left_last = last_ns.saturating_sub(job.left_ns) < ONE_LOOK_NS;
         (
             job.lives && !is_left_over(job),
@@ -128,7 +128,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
         )
     };
     if jobs.len() > 1
-        && let Some((job, _)) = jobs.iter().max_by_key(|&(_, job)| rank(job))
+        && let Some((job, _)) = jobs.iter().max_by_key(|&(_, job)| precedence(job))
     {
         records.retain(|record| {
             let keep = record.identity.job.is_empty() || record.identity.job == *job;
@@ -297,8 +297,10 @@ fn leave_contradicting(
     None
 }
 
-/// The records that are of another time or contradict the others, each with the reason. Empty if they are half of all
-/// records and newer than the other half. `ends_early`: for each record, whether it was taken too early.
+/// The records that are of another time or contradict the others, each with the reason. If they are more than half of
+/// all records, the newest record is not among them; if they are half of all records and newer than the other half,
+/// none is returned. `ends_early`: for each record, whether it was taken too early to show what its rank did in the
+/// end.
 fn foreign(
     records: &[Record],
     comparisons: &[Comparison],

@@ -258,8 +258,8 @@ impl WaitGraph {
         // At a young place only ranks that issue nothing more are missed for certain: the others may still come.
         for place in 0..self.places.len() {
             let missing = &self.missing[place];
-            // The device of a program that raised may still carry out what was issued, and the cause of the exception may
-            // be another rank that is missing there.
+            // The device of a program that raised may still carry out what was issued, and the cause of the exception
+            // may be another rank that is missing there.
             let all_raised = missing
                 .iter()
                 .all(|&(node, why)| why == Missing::Absent && is_of(&self.raised, node));

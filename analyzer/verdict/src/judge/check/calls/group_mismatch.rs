@@ -341,8 +341,13 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     match culprits {
         Some(culprits) => {
             let mut draft = blame(ctx, conflicts, &culprits, sentence);
+            let pass = if culprits.len() == 1 {
+                "passes"
+            } else {
+                "pass"
+            };
             draft.next = format!(
-                "compare the ranks that {} passes to new_group for {label} with those of the others",
+                "compare the ranks that {} {pass} to new_group for {label} with those of the others",
                 format_ranks(&culprits)
             );
             draft

@@ -168,7 +168,7 @@ fn draft(ctx: &Context<'_>, odd: &Odd, end: MessageEnd) -> Option<FindingDraft> 
     let aligned = ctx.aligned;
     let rank = aligned.records[odd.record].rank;
     let peer = *aligned.groups[end.group].ranks.get(end.peer as usize)?;
-    let place = ctx.op_ref_of_message(end.waiting.0, end.group, end.waiting.1);
+    let op_ref = ctx.op_ref_of_message(end.waiting.0, end.group, end.waiting.1);
     let code = match odd.deviation {
         Deviation::Resized { .. } => Code::E121,
         Deviation::LeftOut { .. } | Deviation::NotFirst { .. } | Deviation::Extra { .. } => {
@@ -198,7 +198,7 @@ fn draft(ctx: &Context<'_>, odd: &Odd, end: MessageEnd) -> Option<FindingDraft> 
         "compare what rank {rank} posts to and from rank {peer} with the same step of rank {}",
         odd.siblings.first()?
     );
-    draft.at = Some(place);
+    draft.at = Some(op_ref);
     draft.targets = targets(ctx, rank, peer);
     Some(draft)
 }

@@ -156,7 +156,7 @@ fn draft(
 
 /// The number of the first collective that was left out or is extra. Call sites may show that it comes before the first
 /// difference: the calls of a few collectives may agree by chance, for example those of exchanges, whose sizes may
-/// differ. Without such call sites, the number of the first difference.
+/// differ. Without such call sites, it is the number of the first difference.
 fn first_by_sites(
     ctx: &Context<'_>,
     disagreement: &Disagreement,

@@ -456,14 +456,16 @@ fn draft(
     draft
         .ruled_out
         .push("op_mismatch, dtype_mismatch: operation and type agree".to_owned());
-    draft.next = format!(
-        "compare the sizes that {} and its peers pass there; exchange them first if they depend on data",
-        if culprits.is_empty() {
-            "each member".to_owned()
-        } else {
-            format_ranks(&culprits)
-        }
-    );
+    let compared = match culprits.as_slice() {
+        [] => "each member passes".to_owned(),
+        culprits => format!("{} and the other members pass", format_ranks(culprits)),
+    };
+    draft.next = match instance.op().map(OpType::pattern) {
+        Some(Pattern::AllToAll) => format!(
+            "compare the sizes that {compared} there; exchange them first if they depend on data"
+        ),
+        _ => format!("compare the roots that {compared} there: all members must pass the same one"),
+    };
     draft.targets.push(place + ctx.graph.ranks);
     draft
         .targets

@@ -158,8 +158,8 @@ fn follows_from_the_end(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
 }
 
 /// E150: peers that survivors lost. The culprits are the lost ranks that did not lose a peer themselves; if each did,
-/// the ranks that the first failure names. A rank with one of these time-outs gave up because of another, and then left.
-/// `None` without failures, or if all that were lost had given up.
+/// the ranks that the first failure names. A rank with one of these time-outs gave up because of another, and then
+/// left. `None` without failures, or if all that were lost had given up.
 fn gone(
     ctx: &Context<'_>,
     failures: &[Recorded<'_>],
@@ -227,7 +227,8 @@ const AT_ONCE_NS: i64 = 50_000_000;
 const IN_ONE_OPERATION_NS: i64 = 1_000_000_000;
 
 /// Divides lost ranks into those that were lost first or whose record ends with their process, and those that may have
-/// ended because they had lost another. Survivors name these, too, and their records end before, or are lost.
+/// ended because they had lost another. Survivors name the latter, too; their records end before their processes do, or
+/// are lost.
 fn lost_first(
     ctx: &Context<'_>,
     failures: &[Recorded<'_>],
@@ -259,7 +260,7 @@ fn lost_first(
     lost.iter().copied().partition(is_first)
 }
 
-/// The ranks besides these that left no record, if none of these did, either.
+/// The other ranks that left no record. Empty if one of `ranks` left one.
 pub(super) fn unread_besides(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<Rank> {
     let is_unread = |rank: &Rank| ctx.aligned.record_of(*rank).is_none();
     if !ranks.iter().all(is_unread) {
@@ -289,8 +290,9 @@ fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     draft.confidence = 0.5;
 }
 
-/// Makes the ranks of which one ended first alternatives. Culprits that are not among them are blamed no more, and of
-/// several culprits none is.
+/// Makes alternatives of the ranks of which one ended first; if only one rank may have, adds a doubt only. Culprits
+/// that are not among these ranks are blamed no more. Of several culprits that are, none is blamed if there are
+/// alternatives.
 fn leave_order_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let possible = ctx.life.possible();
     if possible.is_empty() || !draft.alternatives.is_empty() {

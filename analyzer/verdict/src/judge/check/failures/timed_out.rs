@@ -159,7 +159,7 @@ fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Optio
             break;
         }
         let Some((after, wait, ranks)) = next else {
-            // A rank that was absent elsewhere because it waits where the first gave up: that is a cycle.
+            // If a rank was absent elsewhere because it waits where the first gave up, the waits form a cycle.
             let is_back = |rank: &Rank| {
                 *rank == rank_of(ctx, &witness) || wait_inside(ctx, *rank, &witness).is_some()
             };
@@ -191,7 +191,7 @@ fn waited_too(ctx: &Context<'_>, witness: &Recorded<'_>, other: &Recorded<'_>) -
 
 /// The cause if ranks gave up outside of operations, at the start or at the end of the job, and named each other. A
 /// rank that is cut off names one that waits with all others, so the cause is the one rank that all others name. If
-/// there is no such rank, one of those named. `None` if no rank gave up outside of operations.
+/// there is no such rank, the cause is one of those named. `None` if no rank gave up outside of operations.
 fn outside_operations<'f, 'a>(
     ctx: &Context<'_>,
     failures: &[Recorded<'a>],
@@ -454,7 +454,7 @@ fn not_arrived(
     draft
 }
 
-/// E101 where the rank that a time-out names was itself waiting for others and recorded no time-out.
+/// The E101 if the rank that a time-out names was itself waiting for others and recorded no time-out.
 fn absent_elsewhere(
     ctx: &Context<'_>,
     witness: &Recorded<'_>,
@@ -474,7 +474,7 @@ fn absent_elsewhere(
     draft
 }
 
-/// E101 where no recorded operation timed out: the others waited for the start of the job or for its end, or the ring
+/// The E101 if no recorded operation timed out: the others waited for the start of the job or for its end, or the ring
 /// no longer holds the operation.
 fn never_came(
     ctx: &Context<'_>,

@@ -161,9 +161,8 @@ impl<'a> Links<'a> {
         Self { ends, bad, good }
     }
 
-    /// Links that the system of the first rank's host aborted, each with the last time at which the rank knew of it,
-    /// common time, ns.
-    /// Other links that broke are consequences: ranks that fail close their links.
+    /// Links that the system of the first rank's host aborted, each with the time at which that rank last looked at it,
+    /// common time, ns. Other links that broke are consequences: ranks that fail close their links.
     fn aborted(&self) -> BTreeMap<(Rank, Rank), i64> {
         let ends = self.ends.iter();
         let aborted = ends.filter(|(_, end)| end.link.errno == ABORTED);

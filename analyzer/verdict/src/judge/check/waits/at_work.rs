@@ -13,15 +13,16 @@ use std::time::Duration;
 /// The highest confidence if the missing ranks may still come.
 const MAY_COME: f64 = 0.6;
 
-/// The highest confidence if they have been missed for at least half of the time after which [`may_still_come`] no
-/// longer holds.
+/// The highest confidence if the missing ranks have been missed for at least half of the time after which
+/// [`may_still_come`] no longer holds.
 const MAY_HARDLY_COME: f64 = 0.75;
 
-/// The highest confidence if they paused for about as long before while others waited for them, and then continued.
+/// The highest confidence if the missing ranks paused for about as long before, while others waited for them, and then
+/// continued.
 const PAUSED_BEFORE: f64 = 0.5;
 
-/// The highest confidence if they have been missed for less than makes an operation overdue: any step of a program may
-/// take that long. Records are that early if another failure has caused them.
+/// The highest confidence if the missing ranks have been missed for less than makes an operation overdue: any step of a
+/// program may take that long. Records are taken that early if another failure caused them to be written.
 const MISSED_BRIEFLY: f64 = 0.5;
 
 /// Work of a program between two operations takes longer than this only rarely.
@@ -40,9 +41,9 @@ pub(super) struct AtWork {
     early: Option<Early>,
 }
 
-/// These ranks, which are missed at a place, as ranks that may still come. `None` if they have been missed for
-/// [`LONG`], or for half of the operation's shortest time-out, if that is shorter; if it is not known for how long they
-/// have been missed; if those that waited for them gave up; or if one of them has raised an exception.
+/// What is known of these ranks, which are missed at a place, if they may still come. `None` if they have been missed
+/// for [`LONG`], or for half of the operation's shortest time-out, if that is shorter; if it is not known for how long
+/// they have been missed; if those that waited for them gave up; or if one of them has raised an exception.
 ///
 /// How long they are missed counts until now if they live. Otherwise it counts until their records were taken, or until
 /// the files of the records were written if no record states a time.

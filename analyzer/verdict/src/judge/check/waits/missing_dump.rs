@@ -265,15 +265,27 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     }
     let peers = exclusive_peers(ctx, &culprits);
     if !peers.is_empty() {
+        let (own, culprit) = match culprits.len() {
+            1 => ("its own record", "it"),
+            _ => ("their own records", "them"),
+        };
         draft.doubts.push(format!(
-            "only its own record would show what {} did or left out with it",
+            "only {own} would show what {} did or left out with {culprit}",
             format_ranks(&peers)
         ));
     }
     let ended = ended_early(ctx, &culprits);
     if !ended.is_empty() {
+        let culprit = match culprits.len() {
+            1 => "the rank without a record",
+            _ => "the ranks without a record",
+        };
+        let rank = match ended.len() {
+            1 => "that rank itself",
+            _ => "one of them",
+        };
         draft.doubts.push(format!(
-            "{} ended early: the rank without a record may have waited for that rank itself",
+            "{} ended early: {culprit} may have waited for {rank}",
             format_ranks(&ended)
         ));
     }
@@ -369,7 +381,7 @@ fn may_hide_a_device(ctx: &Context<'_>, place: usize) -> bool {
         && lanes.all(|&(record, lane)| !aligned.lanes[record][lane].shows_starts)
 }
 
-/// Other ranks that are missing at a place as far as their records show, which were taken too early, ascending.
+/// The other ranks that are missing at a place according to records that were taken too early, ascending.
 fn early_besides(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> Vec<Rank> {
     let nodes: BTreeSet<Node> = nodes.iter().copied().collect();
     let missing = ctx.graph.missing[place].iter();

@@ -79,11 +79,11 @@ impl Check for NotJoined {
 }
 
 /// Common times of two hosts that differ by less than this, ns, do not show what came first.
-const CLOCKS_AGREE_NS: i64 = 50_000_000;
+const CLOCK_ERROR_NS: i64 = 50_000_000;
 
-/// Whether an exception had left the program of this rank before the operation of a place failed: the end of its process
-/// closes connections. Not if another rank that is missing there is gone, which may be the cause of the exception, or if
-/// the clocks do not show what came first.
+/// Whether an exception had left the program of this rank before the operation of a place failed: the end of its
+/// process closes connections. Not if another rank that is missing there is gone, which may be the cause of the
+/// exception, or if the clocks do not show what came first.
 fn had_left(ctx: &Context<'_>, place: usize, node: Node) -> bool {
     let mut others = ctx.graph.missing[place].iter();
     if others.any(|&(other, _)| other != node && ctx.life.gone(ctx.rank(other)).is_some()) {
@@ -107,7 +107,7 @@ fn had_left(ctx: &Context<'_>, place: usize, node: Node) -> bool {
     records.any(|record| {
         has_left(ctx.aligned, ctx.policy, ctx.life, record)
             && began_ns(ctx.aligned, record)
-                .is_some_and(|began_ns| began_ns.saturating_add(CLOCKS_AGREE_NS) <= first_failed_ns)
+                .is_some_and(|began_ns| began_ns.saturating_add(CLOCK_ERROR_NS) <= first_failed_ns)
     })
 }
 
@@ -418,7 +418,7 @@ fn leave_open(ctx: &Context<'_>, place: usize, draft: &mut FindingDraft) {
 /// A ring with fewer operations may have dropped one that is still under way.
 const SMALL_RING: usize = 256;
 
-/// The probability, 0..1, that the missing ranks are at fault, of which `arrived` others wait there.
+/// The probability, 0..1, that the missing ranks are at fault, for which `arrived` others wait there.
 fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
     let mut confidence: f64 = if arrived >= nodes.len() { 0.97 } else { 0.8 };
     if nodes.len() >= arrived * 3 {
@@ -456,8 +456,8 @@ fn records_no_messages(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> bool {
     })
 }
 
-/// Ranks without a record, ascending, that may be the missing ones, since gloo's recorder names neither members nor
-/// completions. Empty if the recorder of these nodes names them.
+/// Ranks without a record, ascending, that may be the missing ones, since gloo's recorder records neither members nor
+/// completions. Empty if the recorder of these nodes records them.
 fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
     let vague = nodes.iter().any(|&(node, _)| {
         let mut records = ctx.aligned.records_of(ctx.rank(node));
@@ -489,14 +489,14 @@ fn ruled_out(
             op_ref.op
         ));
     }
-    let absent = ctx.graph.missing[place].len();
-    let held = ctx.graph.missing[place]
+    let missing = ctx.graph.missing[place].len();
+    let waiting = ctx.graph.missing[place]
         .iter()
         .filter(|&&(node, _)| ctx.graph.waits(node))
         .count();
-    if held > 0 && absent > 1 {
+    if waiting > 0 && missing > 1 {
         reasons.push(format!(
-            "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
+            "{waiting} of the {missing} ranks that are missing there wait elsewhere themselves"
         ));
     }
     // A missing rank may wait for another in a message that is not recorded, in the call that makes a group, or on

@@ -1,4 +1,4 @@
-//! E130 and E103 where operations are considered unfinished as a guess.
+//! E130 and E103 from records in which it is a guess which operations are unfinished.
 //!
 //! Gloo's own recorder shows no completions. An operation that all members have joined may be over or stuck, and waits
 //! that lead to it are no proof of a cause. Where other waits form a cycle, the order of the program still shows who

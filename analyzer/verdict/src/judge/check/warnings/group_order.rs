@@ -105,11 +105,11 @@ fn order_of(ctx: &Context<'_>, &(record, [one, other]): &Lanes<'_>) -> Vec<(u32,
     let aligned = ctx.aligned;
     let meets = |&&position: &&u32| aligned.op(record, position).kind.needs_all_members();
     let is_complete = !aligned.records[record].wrapped();
-    let mut later = other.collectives.iter().filter(meets).peekable();
+    let mut others = other.collectives.iter().filter(meets).peekable();
     let mut newest = is_complete.then_some(0);
     let mut found: Vec<(u32, u32)> = Vec::with_capacity(one.collectives.len());
     for &position in one.collectives.iter().filter(meets) {
-        while let Some(&before) = later.next_if(|&&before| before < position) {
+        while let Some(&before) = others.next_if(|&&before| before < position) {
             newest = Some(aligned.seq(record, before));
         }
         let seq = aligned.seq(record, position);

@@ -89,8 +89,8 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// The average number of operations in a step so far; `None` before step 2. Too small after a resume from a checkpoint;
-/// too large by what was issued before the first step.
+/// The average number of operations in a step so far; `None` before step 2. It is too small after a resume from a
+/// checkpoint, and too large by what was issued before the first step.
 fn operations_of_a_step(record: &Record) -> Option<u64> {
     let step = u64::try_from(record.status.as_ref()?.step).ok()?;
     let issued = record.first_id.saturating_add(record.ops.len() as u64);

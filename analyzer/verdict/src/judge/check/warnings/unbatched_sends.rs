@@ -54,8 +54,8 @@ struct Opposite {
     times: usize,
 }
 
-/// How two members of a group sent to each other first; `None` if they never did, if their messages are not known for
-/// certain, or if no device carries the messages.
+/// The sends of two members of a group to each other that both issued before they received. `None` if there are none,
+/// if their messages are not known for certain, or if no device carries the messages.
 fn opposite(
     ctx: &Context<'_>,
     group: GroupIx,

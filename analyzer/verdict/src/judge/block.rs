@@ -38,8 +38,8 @@ impl Block {
 
     /// These ranks as a block: one row of consecutive ranks, or rows that are whole hosts; all hosts have one size, but
     /// the last of the world may be smaller. `None` if the ranks are fewer than two or more than the ranks with a
-    /// record, if one of them left a record, if they form no block, or if as many records, lost one by one, would often
-    /// have left one, too.
+    /// record, if one of them left a record, if they form no block, or if as many records that were lost at random
+    /// would often form one, too.
     pub(crate) fn of(ctx: &Context<'_>, ranks: &[Rank]) -> Option<Self> {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
@@ -181,11 +181,11 @@ fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
         }
     }
     let size = hosts.values().map(Vec::len).max()? as u32;
-    let in_row = hosts.values().all(|ranks| match ranks[..] {
+    let are_aligned = hosts.values().all(|ranks| match ranks[..] {
         [first, .., last] => first / size == last / size,
         _ => true,
     });
-    (size > 1 && in_row).then_some(size)
+    (size > 1 && are_aligned).then_some(size)
 }
 
 /// The largest size greater than 1 at whose multiples all rows begin and end; the last row of the world may end

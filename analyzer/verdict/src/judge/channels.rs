@@ -186,7 +186,7 @@ fn held_up(
             })
         })
         .collect();
-    held.sort_by_key(|link| (link.done(), link.from, link.channel, link.to));
+    held.sort_by_key(|link| (link.progress(), link.from, link.channel, link.to));
     held
 }
 
@@ -195,7 +195,9 @@ fn held_up(
 fn blocked(held: &[StuckTransfer]) -> Option<StuckTransfer> {
     let &first = held.first()?;
     // If transfers of several links are equally far, none of them alone holds up the rest.
-    let mut others = held.iter().take_while(|other| other.done() == first.done());
+    let mut others = held
+        .iter()
+        .take_while(|other| other.progress() == first.progress());
     let are_of_one_link = others.all(|other| (other.from, other.to) == (first.from, first.to));
     are_of_one_link.then_some(first)
 }
@@ -224,7 +226,7 @@ fn name_channels(channels: &[u8]) -> String {
 }
 
 /// The verb that follows [`name_channels`].
-fn has(channels: &[u8]) -> &'static str {
+fn has_or_have(channels: &[u8]) -> &'static str {
     match channels.len() {
         1 => "has",
         _ => "have",
@@ -233,7 +235,7 @@ fn has(channels: &[u8]) -> &'static str {
 
 impl StuckTransfer {
     /// The progress of the transfer, in millionths.
-    fn done(&self) -> u64 {
+    fn progress(&self) -> u64 {
         u64::from(self.step) * 1_000_000 / u64::from(self.steps.max(1))
     }
 }
@@ -316,10 +318,10 @@ impl Lag {
             if self.channels.is_empty() {
                 return None;
             }
-            let verb = has(&self.channels);
+            let verb = has_or_have(&self.channels);
             let others = match &self.finished[..] {
                 [] => "the others have".to_owned(),
-                finished => format!("{} {}", name_channels(finished), has(finished)),
+                finished => format!("{} {}", name_channels(finished), has_or_have(finished)),
             };
             let between = self.only_pair().map_or(String::new(), |(from, to)| {
                 format!(" from rank {from} to rank {to}")

@@ -70,14 +70,14 @@ pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
 /// Adds the disagreements of one group to `found`.
 fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>) {
     let before = found.len();
-    let mut parted: Vec<Rank> = Vec::new();
+    let mut deviated: Vec<Rank> = Vec::new();
     for seq in seqs_to_compare(aligned, group) {
         let Some((blocks, completed)) = member_calls(aligned, group, seq) else {
             continue;
         };
         let fresh: Vec<_> = blocks
             .into_iter()
-            .filter(|(rank, ..)| !parted.contains(rank))
+            .filter(|(rank, ..)| !deviated.contains(rank))
             .collect();
         let Some(disagreement) = judge(aligned, group, seq, &fresh, completed) else {
             continue;
@@ -87,7 +87,7 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
             .iter()
             .skip(1)
             .flat_map(|part| part.ranks.iter().copied());
-        parted.extend(wrong);
+        deviated.extend(wrong);
         let decided = disagreement.ground != Ground::Nothing;
         found.push(disagreement);
         if !decided || found.len() - before >= MAX_PER_GROUP {

@@ -1,7 +1,7 @@
 //! Finds ranks that have no ring here although they took part in operations: they probably run on another host.
 //!
-//! A view of one node reads only the rings of that node, so a ring that is missing there says nothing about a rank of
-//! another node.
+//! A view of one host reads only the rings of that host, so a ring that is missing there says nothing about a rank of
+//! another host.
 
 use crate::judge::context::Context;
 use rcomm_recorder::model::Rank;

@@ -18,7 +18,8 @@ pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bo
 }
 
 /// Whether a rank has issued [`LATER_OPERATIONS`] after a time, ns by its own clock, and completed them. Sends do not
-/// count, since a send may complete although its receiver never comes, and neither do operations in a group of one rank.
+/// count, since a send may complete although its receiver never comes, and neither do operations in a group of one
+/// rank.
 pub(crate) fn continued(aligned: &Aligned<'_>, record: RecordIx, after_ns: i64) -> bool {
     let with_others = |op: &&Op| {
         let lane = aligned.lanes[record].get(usize::from(op.group));

@@ -150,7 +150,7 @@ pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> 
 }
 
 /// When the newest file was written, common time, ns, each file by the clock of its own host. Only records whose clocks
-/// are connected to the others' count, or all if none is. `None` if the time of one of these is unknown or cannot be.
+/// are connected to the others' count, or all if none is. `None` if the time of one of these is unknown or impossible.
 fn newest_own(aligned: &Aligned<'_>) -> Option<i64> {
     let any_known = aligned.clock_known.iter().any(|&known| known);
     let records =

@@ -50,7 +50,7 @@ struct Pace {
     pause_ns: i64,
     /// Whether there are enough operations to show a pace.
     is_known: bool,
-    /// Whether an operation is unfinished, without receives that threads of their own hold open.
+    /// Whether an operation is unfinished, not counting receives that threads of their own hold open.
     waits: bool,
 }
 

@@ -159,7 +159,7 @@ pub(crate) fn ranks(ctx: &Context<'_>, has_errors: bool) -> Vec<RankReport> {
 
 /// How far a collective got, over all members that are in it.
 #[derive(Clone, Copy, Default)]
-struct Stands {
+struct Progress {
     /// Whether it is overdue on a member.
     overdue: bool,
     /// Whether a member has not started it.
@@ -179,7 +179,7 @@ fn is_queued(ctx: &Context<'_>, record: RecordIx, operation: &Pending) -> bool {
 pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let aligned = ctx.aligned;
     let now = ctx.as_of_ns();
-    let mut instances: BTreeMap<(GroupIx, u32), (Seen, Stands)> = BTreeMap::new();
+    let mut instances: BTreeMap<(GroupIx, u32), (Seen, Progress)> = BTreeMap::new();
     let mut reports: Vec<(Seen, InstanceReport)> = Vec::new();
     let places = ctx.graph.places.iter();
     let in_graph: HashSet<(RecordIx, usize)> = places
@@ -196,10 +196,10 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
             match operation.kind {
                 PendingKind::Collective { seq } => {
                     let known = instances.entry((operation.group, seq));
-                    let (known, stands) = known.or_insert((seen, Stands::default()));
+                    let (known, progress) = known.or_insert((seen, Progress::default()));
                     known.add(seen);
-                    stands.overdue |= overdue;
-                    stands.queued |= is_queued(ctx, record, operation);
+                    progress.overdue |= overdue;
+                    progress.queued |= is_queued(ctx, record, operation);
                 }
                 // Batches in the graph are added below.
                 PendingKind::Batch { .. }
@@ -227,8 +227,8 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
             reports.push((seen, message(ctx, record, operation, missing, overdue)));
         }
     }
-    for ((group, seq), (seen, stands)) in instances {
-        reports.push((seen, collective(ctx, group, seq, stands)));
+    for ((group, seq), (seen, progress)) in instances {
+        reports.push((seen, collective(ctx, group, seq, progress)));
     }
     for (seen, report) in &mut reports {
         report.age_ms = seen.age_ms(now);
@@ -288,7 +288,7 @@ fn message(
 }
 
 /// The report on a collective, without its age.
-fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, stands: Stands) -> InstanceReport {
+fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, progress: Progress) -> InstanceReport {
     let aligned = ctx.aligned;
     let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut sizes: Option<(u64, u64)> = None;
@@ -328,7 +328,7 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, stands: Stands) -> In
         InstanceState::Mismatch
     } else if !missing.is_empty() || !unknown.is_empty() {
         InstanceState::Waiting
-    } else if stands.queued {
+    } else if progress.queued {
         InstanceState::Queued
     } else {
         InstanceState::Running
@@ -351,7 +351,7 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, stands: Stands) -> In
         state,
         error: error.filter(|_| state == InstanceState::Failed),
         age_ms: None,
-        overdue: stands.overdue,
+        overdue: progress.overdue,
     }
 }
 

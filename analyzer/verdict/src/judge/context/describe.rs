@@ -287,7 +287,8 @@ impl Context<'_> {
         })
     }
 
-    /// How findings call a place in an operation that has not completed: `waiting`, or `failed` if it has failed.
+    /// The `when` of a frame in an operation that has not completed: `waiting`, or `failed` if the operation has
+    /// failed.
     pub(crate) fn waiting_or_failed(op: &Op) -> &'static str {
         match op.state {
             EntryState::Failed => "failed",

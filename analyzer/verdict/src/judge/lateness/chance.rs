@@ -266,8 +266,8 @@ impl Tally {
         }
     }
 
-    /// The probability, 0..1, that one of `among` equal units costs most in as many stretches as `delays`, those of
-    /// `unit`, has entries, with delays as equal as these.
+    /// The probability, 0..1, that one of `among` equal units costs most in this many stretches, with delays as equal
+    /// as these. `delays` are those of `unit`, one for each such stretch.
     fn by_chance(&self, unit: usize, delays: &[f64], among: usize) -> f64 {
         let among = among.max(1) as f64;
         let share = self.independent_share(unit);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn one_delay_that_costs_in_several_groups_is_as_equal_as_in_one() {
+    fn delays_stay_equal_if_some_cost_in_several_groups() {
         let mut repeated = Vec::new();
         for nth in 0..5 {
             for loss in losses(5, |_| (0, 200.0)).iter().take(1 + nth % 2) {

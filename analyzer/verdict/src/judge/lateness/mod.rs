@@ -110,7 +110,7 @@ pub(crate) struct Lateness {
     /// By group: the worst lag in each instance, ms, for at most [`SAMPLES`] instances.
     groups: Vec<Vec<f32>>,
     /// The usual spread: the median difference between the second and the third last to arrive, ms. `None` if no
-    /// instance had three members that compare.
+    /// instance had three members that can be compared.
     pub(crate) usual_ms: Option<f64>,
     /// The job's time, ms: the median over the records of the time that each spans.
     pub(crate) span_ms: f64,
@@ -270,7 +270,7 @@ impl Lateness {
         }
         let gathered = &mut group_lateness.gathered;
         if let Some(third) = third
-            && reader.compare(second, third)
+            && reader.are_comparable(second, third)
         {
             gathered.usual.push(third.wait_ms - second.wait_ms);
         }

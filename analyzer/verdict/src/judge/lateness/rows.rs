@@ -208,14 +208,14 @@ impl<'a> ArrivalReader<'a> {
     /// An upper bound, ms, of the delay of `one` against `other` that `one` itself caused. If neither passed messages,
     /// or both passed the same ones and durations are recorded, there is no bound (`f32::MAX`). If both passed the same
     /// messages and durations are not recorded, the bound is by how much later `one` issued the first of them. If the
-    /// messages differ, arrivals do not compare, and the bound is 0.
+    /// messages differ, arrivals cannot be compared, and the bound is 0.
     pub(super) fn bound_ms(
         &self,
         instance: &InstanceArrivals,
         one: &Arrived,
         other: &Arrived,
     ) -> f32 {
-        if self.compare(one, other) {
+        if self.are_comparable(one, other) {
             return f32::MAX;
         }
         let (messages, other_messages) = (self.messages_since(one), self.messages_since(other));
@@ -243,7 +243,7 @@ impl<'a> ArrivalReader<'a> {
     }
 
     /// Whether neither of the two passed messages since the previous common operation.
-    pub(super) fn compare(&self, one: &Arrived, other: &Arrived) -> bool {
+    pub(super) fn are_comparable(&self, one: &Arrived, other: &Arrived) -> bool {
         self.messages_since(one).is_empty() && self.messages_since(other).is_empty()
     }
 
@@ -263,9 +263,9 @@ impl<'a> ArrivalReader<'a> {
         aligned.shared.map(aligned.records.len(), of_record)
     }
 
-    /// Whether instances show how long the rank of a record waited in an operation, or whether the rank waits for no
-    /// other there. That is so if the operation is a collective that needs all members and each of them has a record,
-    /// or if the group has one member.
+    /// Whether instances show how long the rank of a record waited in an operation, or the rank waits for no other
+    /// there. That is so if the operation is a collective that needs all members and each of them has a record, or if
+    /// the group has one member.
     pub(super) fn is_compared(&self, record: RecordIx, op: &Op) -> bool {
         let is_message = op.kind.is_p2p() || op.kind == OpType::Coalesced;
         let group = self.aligned.lanes[record].get(usize::from(op.group));

@@ -1,6 +1,6 @@
 //! Judges flight recorder dumps: the same records always give the same [`Report`].
 //!
-//! Nothing here reads a clock, a file or a socket, starts a thread or prints: the time of judgement and everything else
+//! Nothing here reads a clock, a file or a socket, starts a thread or prints: the time of judgment and everything else
 //! is an argument. `rcomm-analyzer` reads the records, this crate judges them:
 //!
 //! ```

@@ -266,9 +266,9 @@ pub fn retiring_is_all(recorder: Recorder) -> bool {
 /// limit bounds the time for a dump of which no operation has ended.
 const MOST_BEFORE_MARKER: usize = 1024;
 
-/// The entry that holds the state and the end of an operation: of a part of a coalesced call, the marker that closes the
-/// call, since recorders note these there only; of every other operation, and of a part whose marker the record lacks, its
-/// own.
+/// The entry that holds the state and the end of an operation: of a part of a coalesced call, the marker that closes
+/// the call, since recorders note these there only; of every other operation, and of a part whose marker the record
+/// lacks, its own.
 pub fn status_entry<'a>(dump: &'a Dump, entry: &'a Entry) -> &'a Entry {
     if entry.state >= EntryState::Completed || entry.retired {
         return entry;
@@ -283,8 +283,8 @@ pub fn status_entry<'a>(dump: &'a Dump, entry: &'a Entry) -> &'a Entry {
         .unwrap_or(entry)
 }
 
-/// When an operation ended, wall clock, ns since the epoch: when it completed or, if it failed, when the rank recorded its
-/// failure. 0 if it is pending, or that was not recorded.
+/// When an operation ended, wall clock, ns since the epoch: when it completed or, if it failed, when the rank recorded
+/// its failure. 0 if it is pending, or that was not recorded.
 pub fn ended_ns(dump: &Dump, entry: &Entry) -> i64 {
     let status = status_entry(dump, entry);
     let completed_ns = status.time_discovered_completed_ns;

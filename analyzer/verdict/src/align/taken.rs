@@ -1,4 +1,4 @@
-//! Whether records were taken too early for what their ranks are missed in.
+//! Marks records that were taken too early to show whether their ranks came to what others wait in.
 
 use crate::align::p2p::{Counterpart, Messages};
 use crate::align::record::{NONE, Op};

@@ -1,6 +1,6 @@
 //! Shares work on many records or groups among threads of the caller.
 //!
-//! Judgement starts no thread. A caller that has some lends them as [`Workers`]; the report is the same without.
+//! Judgment starts no thread. A caller that has some lends them as [`Workers`]; the report is the same without.
 
 use std::fmt::Debug;
 use std::ops::Range;

@@ -132,9 +132,9 @@ impl<'a> Digest<'a> {
         asked.is_some_and(|line| line < seen.fact.line)
     }
 
-    /// The facts that may show why the job failed. A log that states that the job was asked to end has only those before
-    /// that line. If nothing but that request explains the end of the job, no fact of the other logs counts: processes
-    /// that end close their connections.
+    /// The facts that may show why the job failed. A log that states that the job was asked to end has only those
+    /// before that line. If nothing but that request explains the end of the job, no fact of the other logs counts:
+    /// processes that end close their connections.
     pub(super) fn before_the_end(&self) -> impl Iterator<Item = Seen<'a>> {
         let are_others_late =
             self.was_terminated() && !self.any_timed_out() && self.first_end().is_none();

@@ -230,8 +230,8 @@ fn compare(finding: &mut Finding, found: Conclusion) {
     let agrees = found.culprits.iter().all(|rank| accused.contains(rank));
     let is_absence = matches!(finding.code, Code::E101 | Code::E102 | Code::E150);
     if agrees && found.code == Code::E150 && is_absence {
-        // The absence of a rank proves little alone; the log adds how its process failed. Of the others that are
-        // absent, it adds nothing: they may have ended because of it.
+        // The absence of a rank proves little alone; the log adds how its process failed. It adds nothing about other
+        // ranks that are absent: they may have ended because of this one.
         finding.sentence += &format!("; log: {}", found.sentence);
         let are_all = accused.len() == found.culprits.len();
         if are_all {

@@ -37,8 +37,8 @@ pub(crate) fn split(
     problems: &mut Vec<Problem>,
 ) -> Option<u32> {
     let places: Vec<Places> = records.iter().map(places_of).collect();
-    let is_shared = |places: &Places| places.values().any(|ranks| ranks.len() > 1);
-    if !places.iter().any(is_shared) {
+    let has_several_ranks = |places: &Places| places.values().any(|ranks| ranks.len() > 1);
+    if !places.iter().any(has_several_ranks) {
         return None;
     }
     let world = world_of(records, &places);

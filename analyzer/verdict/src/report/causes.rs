@@ -75,9 +75,9 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
     links
 }
 
-/// The ranks that wait or failed because of `roots`: the [`chain`] or, if no rank of the job waits, the ranks that failed
-/// in the operation of the first error that accuses a root and is about one. A rank that left that operation and has
-/// failed in another one since is among them only if it had joined the former.
+/// The ranks that wait or failed because of `roots`: the [`chain`] or, if no rank of the job waits, the ranks that
+/// failed in the operation of the first error that accuses a root and is about one. A rank that left that operation and
+/// has failed in another one since is among them only if it had joined the former.
 pub fn consequences(report: &Report, roots: &[Rank]) -> Vec<Link> {
     match report.waits.is_empty() {
         true => failures(report, roots).into_iter().collect(),

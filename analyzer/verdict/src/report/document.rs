@@ -259,7 +259,7 @@ pub struct JobEnd {
     pub later_attempt: Option<u32>,
 }
 
-/// Whether this is the attempt before every restart, of which no report speaks.
+/// Whether this is the first attempt, whose number reports leave out.
 fn is_first(attempt: &u32) -> bool {
     *attempt == 0
 }
@@ -497,7 +497,8 @@ impl InstanceState {
         }
     }
 
-    /// The words that `state:` of a filter is compared with: as for groups and ranks, what is queued is `running`, too.
+    /// The words with which `state:` of a filter is compared. A queued operation is also `running`, as its ranks and
+    /// groups are.
     pub const fn filter_words(self) -> &'static str {
         match self {
             Self::Queued => "queued, running",

@@ -161,7 +161,7 @@ impl fmt::Display for Since {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Until {
-    /// The time of judgement.
+    /// The time of judgment.
     Now,
     /// When the records were taken, according to them.
     Taken,

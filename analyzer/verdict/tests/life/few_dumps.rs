@@ -83,7 +83,7 @@ fn an_operation_that_has_ended_is_no_wait_for_ranks_without_a_dump() {
 }
 
 #[test]
-fn most_ranks_are_no_host_that_is_gone() {
+fn most_ranks_without_a_dump_are_not_called_a_lost_host() {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let report = analyze(&[record(3, 4, &waits)], &written());
     let [finding] = errors(&report.findings)[..] else {

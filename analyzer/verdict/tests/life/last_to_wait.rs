@@ -7,7 +7,7 @@ use rcomm_recorder::publish::LaunchSignal;
 
 const BETWEEN: (f64, State) = (0.0, State::Done(0.1));
 
-/// Whether a finding accuses a rank with a confidence above one half.
+/// The ranks that findings which are no consequences accuse with a confidence above one half.
 fn accused(report: &Report) -> Vec<Rank> {
     let sure = report
         .findings

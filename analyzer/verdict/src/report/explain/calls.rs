@@ -5,9 +5,9 @@ use super::Prose;
 pub(super) const E101: Prose = Prose {
     meaning: "A rank left a readable record, and did not join the operation that its peers wait in: by the record it \
              never issued the operation, or issued it and its device has not started it, or issued it only after the \
-             peers' time-out. By the records that rank itself waits for no other, so the chain of waits ends \
-             there. The ranks that wait there are victims, however alarming their own time-out messages look. Logs, \
-             and the launch counts in reports of NCCL's RAS subsystem, can show the same.",
+             peers' time-out. As far as is recorded, that rank itself waits for no other, so the chain of waits \
+             ends there. The ranks that wait there are victims, however alarming their own time-out messages look. \
+             Logs, and the launch counts in reports of NCCL's RAS subsystem, can show the same.",
     causes: &[
         "its input pipeline stalled: a slow or dead file system, a hung data loader worker",
         "an exception before the call: the program caught it, or has not ended yet because its teardown waits",
@@ -31,10 +31,10 @@ pub(super) const E102: Prose = Prose {
              host, are one finding. A missing record proves less than a record does: the rank may have come, and wait \
              like the others.",
     causes: &[
-        "the process was killed before it could write: out of memory, a node lost, a preempted pod",
+        "the process was killed before it could write: out of memory, a host lost, a preempted pod",
         "its dump went to node-local storage that died with the allocation",
         "it hung in a place where it could not answer the request for a dump",
-        "the files were collected from some of the nodes only",
+        "the files were collected from some of the hosts only",
     ],
     actions: &[
         "ask the scheduler and the kernel log of that rank's host: exit code, OOM killer, Xid errors",
@@ -104,7 +104,7 @@ pub(super) const E110: Prose = Prose {
              members counts as the right one. If the largest sides are equally large, the one whose input and output \
              fit each other counts, else the one that issued what groups of the same kind did, else the one that \
              continues the group's own past; if none of that decides, the finding lists the sides and accuses none. \
-             Where one counts as right, and the later operations of the others match its own when they are shifted or \
+             If one counts as right, and the later operations of the others match its own when they are shifted or \
              put in another order, that is E103, E104 or E113 instead.",
     causes: &[
         "ranks run different code: another version, another branch, another configuration",
@@ -134,10 +134,10 @@ pub(super) const E111: Prose = Prose {
 };
 
 pub(super) const E112: Prose = Prose {
-    meaning: "Members issued the same operation with sizes that it does not allow to differ. Sizes \
-             that may differ are not compared: the parts of gather_v and all_to_all, and what only the root has, which \
-             is the output of a gather and the input of a scatter. In an exchange (all_to_all) each member must send what the other expects: if recorded split sizes \
-             show a difference it is E114, if only the sizes of tensors do it is E112.",
+    meaning: "Members issued the same operation with sizes that it does not allow to differ. Sizes that may differ \
+             are not compared: the parts of gather_v and all_to_all, and what only the root has, which is the output of \
+             a gather and the input of a scatter. In an exchange (all_to_all) each member must send what the other \
+             expects: if recorded split sizes show a difference it is E114, if only the sizes of tensors do it is E112.",
     causes: &[
         "the last batch is smaller on some ranks, or sequences are padded to a local maximum",
         "a different number of parameters with gradients lands in one bucket",

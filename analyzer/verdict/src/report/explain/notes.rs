@@ -10,8 +10,8 @@ pub(super) const N300: Prose = Prose {
              stacks, which a summary cannot hold. Files of several recorders of one process, as of a host's and a \
              device's backend, are read together; of two files of one recorder the complete one is kept, or the newer \
              one if both are complete or both are cut. A record that was taken earlier than those of other ranks, or \
-             may have been, is read, and named here: what its rank does since then is not known. Files that were read \
-             as those of another rank than their names state are named here, too.",
+             may have been, is read, and named here: what its rank has done since then is not known. Files that were \
+             read as those of another rank than their names state are named here, too.",
     causes: &[
         "the dump folder was not emptied between two runs",
         "a restart with another world size wrote to the same folder as the first attempt",

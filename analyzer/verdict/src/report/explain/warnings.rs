@@ -9,10 +9,10 @@ pub(super) const W150: Prose = Prose {
     causes: &[
         "the process ended, or its host is gone",
         "the host is overloaded, or the network between the reader and the rank is",
-        "a debugger or SIGSTOP holds the process (its ring can still be read on the node)",
+        "a debugger or SIGSTOP holds the process (its ring can still be read on its host)",
     ],
     actions: &[
-        "read its ring on the node: `rcomm-fr rings show`; that needs no answer from the process",
+        "read its ring on its host: `rcomm-fr rings show`; that needs no answer from the process",
         "check the process and the host; if it is gone, expect E150 or E102 from its peers soon",
     ],
 };
@@ -91,8 +91,9 @@ pub(super) const W240: Prose = Prose {
 };
 
 pub(super) const W250: Prose = Prose {
-    meaning: "The slowest operations that still succeeded came close to the group's time-out. A \
-             checkpoint or a file system that is a little slower may be ended as a hang although nothing is wrong.",
+    meaning: "The slowest operations that still succeeded came close to the group's time-out. \
+             If a checkpoint or a file system is a little slower, the operation that waits for it may be ended as a \
+             hang although nothing is wrong.",
     causes: &[
         "a time-out chosen for steady state, met by start-up, checkpointing or evaluation",
         "groups with different time-outs: the shortest one fires first and hides the cause",

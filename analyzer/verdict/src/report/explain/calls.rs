@@ -45,9 +45,9 @@ pub(super) const E102: Prose = Prose {
 
 pub(super) const E103: Prose = Prose {
     meaning: "From one point on a rank's operations match those of its peers shifted by one (or by k): what it calls \
-             number 41 is what the others call number 42. It left an operation out. Where types or sizes differ from \
-             there on, that is only the consequence. A rank is also reported if it went on to later operations of \
-             other groups while its peers wait in an operation that it left out.",
+             number 41 is what the others call number 42. It left an operation out. If types or sizes differ from \
+             there on, that is only a consequence. A rank is also reported if it went on to later operations of other \
+             groups while its peers wait in an operation that it left out.",
     causes: &[
         "a conditional collective: `if loss.isfinite(): all_reduce(...)` with a condition that differs by rank",
         "an early `continue` or `return` in the training loop on one rank",
@@ -119,9 +119,9 @@ pub(super) const E110: Prose = Prose {
 };
 
 pub(super) const E111: Prose = Prose {
-    meaning: "Members issued the same operation with different element types. Most backends move bytes and do \
-             not compare types: the result is a hang where sizes then differ, or silent corruption \
-             where they happen to agree.",
+    meaning: "Members issued the same operation with different element types. Most backends move bytes and do not \
+             compare types: the result is a hang if the numbers of bytes differ, or silent corruption if they happen \
+             to agree.",
     causes: &[
         "mixed precision is on for some ranks only, or an autocast region ends at different places",
         "a tensor created on one rank by a default (float32) and loaded on the others (bfloat16)",
@@ -167,7 +167,7 @@ pub(super) const E113: Prose = Prose {
 
 pub(super) const E114: Prose = Prose {
     meaning: "Members agree on the operation, the type and the sizes that must be equal, but not on an argument: the \
-             root, the reduction, or the split sizes of an exchange, of which one rank sends what another does not \
+             root, the reduction, or the split sizes of an exchange, in which one rank sends what another does not \
              expect. It is reported only where the records hold the argument, or where the sizes show that several \
              members, or none, consider themselves the root.",
     causes: &[

@@ -45,9 +45,9 @@ pub(super) const N301: Prose = Prose {
 };
 
 pub(super) const N302: Prose = Prose {
-    meaning: "The ring has overwritten what would decide the verdict, or a log that was read without records does not hold \
-             it. An operation that a ring no longer holds may have been issued all the same, so the analysis reports \
-             that it does not know, and accuses no rank on that ground.",
+    meaning: "The ring has overwritten what would decide the verdict, or a log that was read without records does not \
+             hold it. An operation that a ring no longer holds may have been issued all the same, so the analysis \
+             reports that it does not know, and accuses no rank on that ground.",
     causes: &[
         "a small ring with many operations per step",
         "the dump was taken long after the fault, while other groups went on",
@@ -60,9 +60,9 @@ pub(super) const N302: Prose = Prose {
 };
 
 pub(super) const N303: Prose = Prose {
-    meaning: "Files of several format versions were read together. Versions are compared by number (2.10 \
-             is newer than 2.9) and each file is read by its own rules. What only newer files hold is \
-             known for those ranks only.",
+    meaning: "Files of several format versions were read together. Versions are compared by number (2.10 is newer than \
+             2.9) and each file is read by its own rules. What only newer files hold is known only of the ranks that \
+             wrote them.",
     causes: &[
         "ranks run different PyTorch versions: images that were not updated together",
         "a mixed job, with records of more than one recorder",

@@ -5,20 +5,20 @@ use super::Prose;
 pub(super) const E120: Prose = Prose {
     meaning: "A send or a receive waits for its other half, and the peer has not posted it, or its device has not \
              started it. Messages are paired by group, source, destination and order, so the finding names the first \
-             message without a partner. Where other groups of the same description have the same part, such as the \
-             other pipelines, their messages show which of the two ranks left one out, posted one too many, or took \
+             message without a partner. If there are other groups of the same description, such as the other \
+             pipelines, their messages can show which of the two ranks left one out, posted one too many, or took \
              another order. Rank numbers in the operation are those of the group. Backends on a host (gloo, MPI, \
              rcomm's own) also compare tags, which no record holds: there, a send and a receive that pair by order and \
              do not end may have different tags, and the finding names no rank.",
     causes: &[
         "pipeline stages disagree on the schedule: number of micro-batches, warm-up, direction",
-        "the peer raised or skipped before its half of a batch of sends and receives",
+        "the peer raised an exception, or skipped code, before its half of a batch of sends and receives",
         "a wrong peer: a global rank was used where a rank of the group was meant, or the reverse",
         "two ranks both send first with a backend whose send waits for the receive",
         "a tag that differs between the two ends, such as a micro-batch number that one of them counts from 1",
     ],
     actions: &[
-        "look at the peer's last recorded call: what did it do instead",
+        "look at the peer's last recorded call, which shows what it did instead",
         "post both directions in one batch, or fix the order (even ranks send first)",
         "check the peer number against the group's list of ranks in the report",
         "compare the tags of the send and of the receive, if both are posted",
@@ -26,13 +26,13 @@ pub(super) const E120: Prose = Prose {
 };
 
 pub(super) const E121: Prose = Prose {
-    meaning: "Both halves of a message were posted and they disagree on the number of bytes, or on an element type \
-             where a backend refused it. Some backends complete one side and never the other, so no watchdog on the \
+    meaning: "Both halves of a message were posted and they disagree on the number of bytes, or on the element type if \
+             a backend refused it. Some backends complete one side and never the other, so no watchdog on the \
              completed side fires.",
     causes: &[
         "activations whose shape depends on the batch, with the receiver assuming the usual one",
         "a dtype that differs between the stages",
-        "messages matched one off: the receiver takes the previous or the next tensor",
+        "messages that are matched one off: the receiver takes the previous or the next tensor",
     ],
     actions: &[
         "compare both sizes in the evidence with the shapes that the schedule expects",
@@ -41,11 +41,10 @@ pub(super) const E121: Prose = Prose {
 };
 
 pub(super) const E130: Prose = Prose {
-    meaning: "Ranks wait on each other across several groups, in a circle: each is inside an operation of \
-             one group while the next needs it in another. If all of them left \
-             records, no rank is late, none is dead, and no operation is wrong by itself; only the order in which the \
-             groups are used disagrees. A rank without a record may be what closes the circle: the finding then names \
-             a rank that left the order of the others.",
+    meaning: "Ranks wait on each other across several groups, in a circle: each is inside an operation of one group \
+             while the next one needs it in another. If all of them left records, no rank is late, none is dead, and \
+             no operation is wrong by itself; only the order in which the groups are used disagrees. A rank without a \
+             record may be what closes the circle: the finding then names a rank that left the order of the others.",
     causes: &[
         "groups are used in another order on some ranks (tensor before data parallel here, after it there)",
         "two threads or streams issue on overlapping groups",
@@ -54,7 +53,7 @@ pub(super) const E130: Prose = Prose {
     actions: &[
         "follow `cycle` in the finding: the order of two neighboring calls of one rank has to change",
         "use one global order of groups on every rank, from one thread",
-        "where the circle is one odd rank against its siblings, that rank is named: fix it there",
+        "if one odd rank stands against its siblings, the finding names that rank: fix its order of calls",
     ],
 };
 
@@ -76,9 +75,9 @@ pub(super) const E135: Prose = Prose {
 };
 
 pub(super) const E140: Prose = Prose {
-    meaning: "The thread inside the process that watches operations stopped making its rounds. States in \
-             that rank's record may then be out of date: an operation may have completed without having been seen. \
-             It is a finding of its own, because it is not evidence of a hung collective.",
+    meaning: "The thread inside the process that watches operations stopped making its rounds. States in that rank's \
+             record may then be out of date: an operation may have completed without having been seen. It is a finding \
+             of its own, because it is not evidence of a hung collective.",
     causes: &[
         "the interpreter's lock is held by native code for a long time",
         "the watchdog is stuck inside a call to the driver or the library",
@@ -91,8 +90,8 @@ pub(super) const E140: Prose = Prose {
 };
 
 pub(super) const E150: Prose = Prose {
-    meaning: "The rank recorded an error itself, or was killed, or its process is gone while its ring was \
-             left behind. The rank will not do what its peers wait for; their waits are listed as consequences.",
+    meaning: "The rank recorded an error itself, or was killed, or its process is gone while its ring was left behind. \
+             The rank will not do what its peers wait for; their waits are listed as consequences.",
     causes: &[
         "an exception in the program, often in a part that does not communicate at all",
         "the kernel's OOM killer, a job limit, a preempted node",
@@ -129,12 +128,12 @@ pub(super) const E152: Prose = Prose {
     meaning: "Either connections between ranks had no sign of life for more than two of the intervals at which idle \
              connections give one, or a log has a report of the network that it cannot reach the other end: no route, \
              no answer to a connection, a transfer that was given up after all its retries. The systems at both ends \
-             of an idle connection answer each other whatever the processes do, so where records show the silence no \
+             of an idle connection answer each other whatever the processes do, so if records show the silence, no \
              stopped or busy process is the cause. The ranks that still received from each other show which side is \
-             cut off; where they do not, both ends are alternatives. Where the records of both ends show that what one \
-             sent arrived and what the other sent did not, the link works in one direction only. From a log the \
-             finding names the side that reported it and the address that it could not reach, and the process there \
-             may be alive.",
+             cut off; if they do not, both ends are alternatives. If the records of both ends show that what one sent \
+             arrived and what the other sent did not, the link works in one direction only. From a log the finding \
+             names the side that reported it and the address that it could not reach, and the process there may be \
+             alive.",
     causes: &[
         "a link, a route or a switch port that is down or flaps; a cable, an adapter, a subnet manager",
         "a firewall or a security group that drops the ports of the job, often in one direction only",
@@ -143,8 +142,8 @@ pub(super) const E152: Prose = Prose {
     ],
     actions: &[
         "look whether the processes at the other end live, and what they log at that time",
-        "try the address from that host (ping, ib_write_bw); check `ip -s link`, `dmesg` and the counters of \
-                 the link's errors",
+        "try the address from that host (ping, ib_write_bw); check `ip -s link`, `dmesg` and the counters of the \
+         link's errors",
         "if one direction works, look for filters and for asymmetric routes",
         "choose the interface for all hosts alike (NCCL_SOCKET_IFNAME, NCCL_IB_HCA, GLOO_SOCKET_IFNAME)",
     ],
@@ -153,9 +152,9 @@ pub(super) const E152: Prose = Prose {
 pub(super) const E153: Prose = Prose {
     meaning: "Most ranks that ask the job's store have a request that was not answered for seconds; the store answers \
              in microseconds. It is served by a rank, usually rank 0, or by a process that is no rank, usually the \
-             launcher. Running operations do not need it, but \
-             new groups, the exchange of status at a failure and the end of the job do. Where another finding \
-             explains why the store's host does nothing, this is its consequence.",
+             launcher. Running operations do not need it, but new groups, the exchange of status at a failure and the \
+             end of the job do. If another finding explains why the store's host does nothing, this one is its \
+             consequence.",
     causes: &[
         "the process that serves the store is stopped, has ended, or its host has",
         "the store's host is cut off from the others",

@@ -3,9 +3,9 @@
 use super::Prose;
 
 pub(super) const W150: Prose = Prose {
-    meaning: "A rank's record or endpoint stopped answering while the job is being watched. What is shown \
-             for it is its last answer, with its age. It is a warning, because the network between you \
-             and the rank may be at fault and not the rank.",
+    meaning: "A rank's record or endpoint stopped answering while the job is being watched. What is shown for it is its \
+             last answer, with its age. It is a warning, because the network between you and the rank may be at fault \
+             and not the rank.",
     causes: &[
         "the process ended, or its host is gone",
         "the host is overloaded, or the network between the reader and the rank is",
@@ -58,11 +58,11 @@ pub(super) const W220: Prose = Prose {
 };
 
 pub(super) const W230: Prose = Prose {
-    meaning: "Ranks of one group move very different amounts of data in the recorded operations. Nothing is \
-             wrong by itself, but an exchange is as slow as its largest member, so the others wait. If durations \
-             were measured, the price is what equal parts would save in exchanges (all_to_all): the time after the \
-             last member arrived, less the share that an average member needs. Gathers of uneven parts have no price: \
-             they take as long as all parts together.",
+    meaning: "Ranks of one group move very different amounts of data in the recorded operations. Nothing is wrong by \
+             itself, but an exchange is as slow as its largest member, so the others wait. If durations were measured, \
+             the price is what equal parts would save in exchanges (all_to_all): the time after the last member \
+             arrived, less the share that an average member needs. Gathers of uneven parts have no price: they take as \
+             long as all parts together.",
     causes: &[
         "token routing that favors few experts",
         "shards of very different sizes: embeddings, vocabulary, uneven layers",
@@ -91,9 +91,9 @@ pub(super) const W240: Prose = Prose {
 };
 
 pub(super) const W250: Prose = Prose {
-    meaning: "The slowest operations that still succeeded came close to the group's time-out. \
-             If a checkpoint or a file system is a little slower, the operation that waits for it may be ended as a \
-             hang although nothing is wrong.",
+    meaning: "The slowest operations that still succeeded came close to the group's time-out. If a checkpoint or a file \
+             system is a little slower, the operation that waits for it may be ended as a hang although nothing is \
+             wrong.",
     causes: &[
         "a time-out chosen for steady state, met by start-up, checkpointing or evaluation",
         "groups with different time-outs: the shortest one fires first and hides the cause",
@@ -122,11 +122,11 @@ pub(super) const W260: Prose = Prose {
 };
 
 pub(super) const W270: Prose = Prose {
-    meaning: "Ranks issued two operations of one group from the same two places of the source, but some in one \
-             order and some in the other. Operation, type and size agree, so no backend refuses them: each \
-             rank's first operation met the others' second, and the results are mixed up without an error. \
-             Only the recorded call sites show it. Both places are known as places that all ranks come \
-             through together, and after the crossing all are together again.",
+    meaning: "Ranks issued two operations of one group from the same two places of the source, but some in one order \
+             and some in the other. Operation, type and size agree, so no backend refuses them: each rank's first \
+             operation met the others' second, and the results are mixed up without an error. Only the recorded call \
+             sites show it. Both places are known as places that all ranks come through together, and after the \
+             crossing all are together again.",
     causes: &[
         "two threads that issue on one group: which comes first is chance on each rank",
         "hooks or callbacks that run in an order of their own: gradients, prefetching, checkpointing",
@@ -141,10 +141,10 @@ pub(super) const W270: Prose = Prose {
 };
 
 pub(super) const W280: Prose = Prose {
-    meaning: "Two groups share ranks, and some of these ranks issue an operation of the one before an \
-             operation of the other, some the other way round. Nothing hangs so far, since the \
-             device had room for both at once, or the first had ended before the second was needed. Where it \
-             has no room, each of the two operations waits for a rank that waits for the other one (E130).",
+    meaning: "Two groups share ranks, and some of these ranks issue an operation of the one before an operation of the \
+             other, some the other way round. Nothing hangs so far, since the device had room for both at once, or the \
+             first had ended before the second was needed. If it has no room, each of the two operations waits for a \
+             rank that waits for the other one (E130).",
     causes: &[
         "two streams or threads that each use a group of their own, without an order between them",
         "overlap of communication with computation that is scheduled by data or by load",
@@ -158,10 +158,10 @@ pub(super) const W280: Prose = Prose {
 };
 
 pub(super) const W290: Prose = Prose {
-    meaning: "Two ranks each send to the other before they post the receive for what the other sends, \
-             on one queue of a device and not in a batch. A send may wait until its receive is there. These \
-             messages were small enough to be buffered, so the job runs; a larger message, another transport or \
-             another release of the library makes both ranks wait for each other (E120).",
+    meaning: "Two ranks each send to the other before they post the receive for what the other sends, on one queue of a \
+             device and not in a batch. A send may wait until its receive is there. These messages were small enough \
+             to be buffered, so the job runs; a larger message, another transport or another release of the library \
+             makes both ranks wait for each other (E120).",
     causes: &[
         "send and receive in the same order on both sides, where one side should receive first",
         "an exchange of neighbors that was tested with small tensors only",

@@ -297,10 +297,8 @@ fn leave_contradicting(
     None
 }
 
-/// The records that are of another time or contradict the others, each with the reason. If they are more than half of
-/// all records, the newest record is not among them; if they are half of all records and newer than the other half,
-/// none is returned. `ends_early`: for each record, whether it was taken too early to show what its rank did in the
-/// end.
+/// The records that are of another time or contradict the others, each with the reason: never the newest record if they
+/// are more than half of all, and none if they are the newer half. `ends_early`: whether each was taken too early.
 fn foreign(
     records: &[Record],
     comparisons: &[Comparison],

@@ -4,7 +4,7 @@ use super::Context;
 use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
 use crate::align::record::Record;
-use crate::judge::life::End;
+use crate::judge::life::{BEFORE_TIMEOUT, End};
 use crate::judge::policy::{now_ns, written_ns};
 use crate::judge::waits::wait_graph::Place;
 use crate::report::Until;
@@ -13,8 +13,6 @@ use rcomm_recorder::model::EntryState;
 
 /// An operation that failed after less than this, ms, does not show that a missing rank was late.
 const TOO_SHORT_MS: f64 = 1e3;
-/// An operation that failed within this share of its time-out was not ended by the time-out.
-const BEFORE_TIMEOUT: f64 = 0.9;
 
 impl Context<'_> {
     /// What states the end of the time that ages measure.

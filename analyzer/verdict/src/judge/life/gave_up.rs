@@ -1,8 +1,7 @@
 //! Which processes ended because their ranks gave up: their ends are consequences.
 
 use crate::align::Aligned;
-use crate::judge::life::order::BEFORE_TIMEOUT;
-use crate::judge::life::{Gone, TOGETHER_NS};
+use crate::judge::life::{BEFORE_TIMEOUT, Gone, TOGETHER_NS};
 use crate::judge::overcome::{is_history, is_overcome};
 use rcomm_recorder::model::{EntryState, FailureKind};
 

@@ -31,6 +31,8 @@ use std::time::Duration;
 const TOGETHER_NS: i64 = 1_000_000_000;
 /// [`Policy::SETTLE`], ns.
 const SETTLE_NS: i64 = Policy::SETTLE.as_nanos() as i64;
+/// An operation that ended within this share of its time-out was not ended by the time-out.
+pub(crate) const BEFORE_TIMEOUT: f64 = 0.9;
 /// A launcher may notice ends closer together than this, ns, in any order.
 const NOTICED_NS: i64 = 100_000_000;
 

@@ -2,7 +2,10 @@
 
 use super::gave_up::timed_out;
 use super::outlived::Outlived;
-use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal, ranks_of};
+use super::{
+    BEFORE_TIMEOUT, Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal,
+    ranks_of,
+};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::life::raised::INTERRUPTED;
@@ -18,8 +21,6 @@ const CPU: &str = "cpu";
 const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
 /// Clocks of which no operation shows how they are related differ by less than this, ns.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
-/// An operation that failed within this share of its time-out was not ended by the time-out.
-pub(super) const BEFORE_TIMEOUT: f64 = 0.9;
 /// Processes that were killed together are lost within this time, ns, even on a busy host. A launcher that terminates
 /// the others takes longer to notice that one has ended.
 const LOST_TOGETHER_NS: i64 = 100_000_000;

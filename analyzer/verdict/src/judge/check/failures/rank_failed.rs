@@ -10,8 +10,7 @@ use super::recorded_failure::{gave_up_before, text};
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::life::End;
-use crate::judge::life::ending;
+use crate::judge::life::{BEFORE_TIMEOUT, End, ending};
 use crate::judge::policy::now_ns;
 use crate::judge::waits::missed::first_missed;
 use crate::judge::waits::wait_graph::{Missing, Node, Place};
@@ -408,8 +407,6 @@ pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut Findi
 /// Reports the first operation that ended with an error long before its time-out, if no other finding is a root.
 pub(crate) struct OperationFailed;
 
-/// An operation that ended within this share of its time-out was not ended by the time-out.
-const BEFORE_TIMEOUT: f64 = 0.9;
 /// An error that follows the first by at most this, ns, may also be its cause: clocks and delays hide the order.
 const TOGETHER_NS: i64 = 50_000_000;
 

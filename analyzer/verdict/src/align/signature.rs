@@ -472,8 +472,9 @@ mod tests {
         );
     }
 
-    /// The arguments by which an operation is compared, as text: class, whose type, size if inputs and outputs are
-    /// recorded, size if only outputs are, and whether tensor by tensor.
+    /// By what the calls of an operation are compared, as text: the class; whether by the element type of the input or
+    /// of the output; the size, if the record holds inputs and outputs, and if it holds outputs only; and whether each
+    /// tensor counts.
     fn compared(op: OpType) -> String {
         let named = |hash: Option<u64>| match hash {
             Some(hash) if hash == hash_of("Float") => "input",

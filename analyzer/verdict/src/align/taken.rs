@@ -74,10 +74,10 @@ impl Extremes {
 }
 
 impl Aligned<'_> {
-    /// Marks records as too early if they were taken before their peers began to wait for these ranks. Of early
-    /// records, also those that were taken soon after that, if no peer had waited for the ranks before. `taken`: for
-    /// each record, when it was taken; `newest_ns`: the newest of these times by the clocks that are known. `messages`:
-    /// of these records.
+    /// Marks records as too early if peers wait for their ranks, and each of these waits began only after the time up
+    /// to which the record surely shows what its rank issued. An early record ([`EARLY`]) is marked if in each of these
+    /// waits the rank may still have been on its way after the record was taken. `taken`: for each record, when it was
+    /// taken; `newest_ns`: the newest of these times by the clocks that are known; `messages`: those of these records.
     pub(crate) fn note_taken(
         &mut self,
         taken: &[Taken],

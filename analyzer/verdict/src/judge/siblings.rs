@@ -151,7 +151,7 @@ struct Walk {
     /// Whether both continue after that, in different ways.
     differs: bool,
     /// The deviation, its position in the rank's operations, and the position of the sibling's step there.
-    parted: Option<(Deviation, u32, u32)>,
+    deviated: Option<(Deviation, u32, u32)>,
 }
 
 /// A sibling that shows a deviation: its rank, its record and the position of its step.
@@ -161,8 +161,8 @@ type Vote = (Rank, RecordIx, u32);
 /// deviate in other ways.
 fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -> Option<Odd> {
     let mut votes: HashMap<(Deviation, u32), Vec<Vote>> = HashMap::new();
-    for &(sibling, Walk { parted, .. }) in walks {
-        if let Some((deviation, position, sibling_position)) = parted {
+    for &(sibling, Walk { deviated, .. }) in walks {
+        if let Some((deviation, position, sibling_position)) = deviated {
             let rank = aligned.records[sibling].rank;
             let votes = votes.entry((deviation, position)).or_default();
             votes.push((rank, sibling, sibling_position));
@@ -289,14 +289,14 @@ fn walk(aligned: &Aligned<'_>, program: &Program, sibling: &Program) -> Option<W
     Some(Walk {
         agreed_to,
         differs: !mine.is_empty() && !usual.is_empty(),
-        parted: parted(&mine, &usual),
+        deviated: deviation_of(&mine, &usual),
     })
 }
 
 /// The deviation of a rank's steps from a sibling's, both from where they no longer agree, with the position of the
 /// first step of each. `None` if a list is empty, if the first difference is one of collectives, or if no deviation
 /// explains it.
-fn parted(
+fn deviation_of(
     rank_steps: &[(Step, u32)],
     sibling_steps: &[(Step, u32)],
 ) -> Option<(Deviation, u32, u32)> {

@@ -53,11 +53,13 @@ pub enum Event {
     TimedOut(TimedOut),
     /// The progress of a rank in a group.
     Progress(Progress),
-    /// Two ranks compared their calls, that of the line first, and the calls differ: ranks within a group.
+    /// Two ranks compared their calls, and these differ; the call of the line's own rank comes first. The ranks are
+    /// numbered within a group.
     Differ(Box<[Issued; 2]>),
     /// Ranks that had not joined an operation that others are in.
     NotJoined(Vec<Absent>),
-    /// Ranks that had not joined an operation that others are in, by a desync report of PyTorch: ranks within a group.
+    /// Ranks that had not joined an operation that others are in, according to a desync report of PyTorch. They are
+    /// numbered within a group.
     Lagging(Vec<Absent>),
     /// The newest operation of some ranks.
     Newest {

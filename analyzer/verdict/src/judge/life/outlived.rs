@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Outlived {
     /// Of the ranks whose ends others noted by name: those that were outlived.
     named: BTreeSet<Rank>,
-    /// Whether an end was outlived that a process suffered from without naming a rank.
+    /// Whether others outlived an end from which a process suffered without naming the rank.
     is_any: bool,
     /// The ranks that suffered from an end.
     suffering: BTreeSet<Rank>,

@@ -463,8 +463,8 @@ fn waited_for_a_rank(ctx: &Context<'_>, failure: &Failure) -> bool {
         && !ctx.failed_at_once(place)
 }
 
-/// Of a record's unfinished operations that are overdue, the one that failed first, without those that failed at or
-/// near their time-out. An operation without a time-out counts. `None` if there is none.
+/// Of a record's unfinished operations that are overdue, the one that failed first. One that failed at or near its
+/// time-out does not count; one without a time-out does. `None` if there is none.
 pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
     pending

@@ -263,8 +263,8 @@ fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     ))
 }
 
-/// Whether a rank that had only exchanged messages in this group and direction with others turned to this peer for the
-/// first time. `false` if its record may lack older messages.
+/// Whether a rank turned to this peer for the first time, after it had exchanged messages in this group and direction
+/// with others only. `false` if its record may lack older messages.
 fn is_new_peer(ctx: &Context<'_>, group: GroupIx, record: RecordIx, position: u32) -> bool {
     let aligned = ctx.aligned;
     let mut lanes = aligned.lanes[record].iter();

@@ -176,7 +176,7 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
         lateness.among,
         "ranks",
     )];
-    // The noise is unknown if no collective had three ranks that compare.
+    // The noise is unknown if no collective had three ranks that can be compared.
     if let Some(usual) = lateness.usual_ms {
         reasons.push(format!(
             "noise: the second and the third last to come are typically {} apart",

@@ -1,8 +1,8 @@
 //! W290: ranks send to each other before they post the matching receives, and no error was found.
 //!
-//! On a device the messages of two ranks run in the order in which they were issued, unless they are one
-//! batch. A send may wait for its receive. If both ranks issue their send first, only a buffer lets
-//! the sends end: with a larger message both wait for each other. Once they do, E120 names it.
+//! On a device the messages of two ranks run in the order in which they were issued, unless they are one batch. A send
+//! may wait for its receive. If both ranks issue their send first, only a buffer lets the sends end: with a larger
+//! message both wait for each other. Once they do, E120 names it.
 
 use crate::align::p2p::{Counterpart, Half, Pair, done};
 use crate::align::pending::on_device;

@@ -30,8 +30,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// The clocks of one job differ by less than this, ns; a record that differs by more and has no pending collective in
 /// common with a peer is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
-/// The records of two worlds that were left within this time, ns, were left about the same time, or copied then.
-const ONE_LOOK_NS: i64 = 10_000_000_000;
+/// Records of two jobs or worlds that were left within this time, ns, were left equally late, or copied then.
+const AS_LATE_NS: i64 = 10_000_000_000;
 /// The ranks of a running job that are asked for dumps write them within this time, ns.
 const LEFT_TOGETHER_NS: i64 = 5_000_000_000;
 /// The clock offsets or newest times of two runs of a job differ by more than this, ns.
@@ -119,7 +119,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
         is_one && jobs.values().any(is_later)
     };
     let precedence = |job: &Job| {
-        let is_left_last = last_ns.saturating_sub(job.left_ns) < ONE_LOOK_NS;
+        let is_left_last = last_ns.saturating_sub(job.left_ns) < AS_LATE_NS;
         (
             job.lives && !is_left_over(job),
             is_left_last && is_whole(job),
@@ -223,7 +223,7 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
     let best = worlds.iter().max_by_key(|(ranks, world)| {
         // A world whose ranks hang has the older operations, and leaves its files later. Copies are written together.
         let is_left_last =
-            last_ns.is_some_and(|last| last.saturating_sub(world.left_ns) < ONE_LOOK_NS);
+            last_ns.is_some_and(|last| last.saturating_sub(world.left_ns) < AS_LATE_NS);
         (
             world.lives,
             // A rank that has died leaves no record.

@@ -149,7 +149,7 @@ fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
 /// A group and a backend that carried out operations of it.
 type Use<'a> = (u32, &'a str);
 
-/// Whether the test holds for one of ours and one of theirs.
+/// Whether `test` holds for some use of `ours` and some use of `theirs`.
 fn meet<'a>(
     ours: &BTreeSet<Use<'a>>,
     theirs: &BTreeSet<Use<'a>>,

@@ -368,7 +368,7 @@ fn a_file_that_was_cut_makes_no_hang_of_dumps_that_were_asked_for() {
 }
 
 #[test]
-fn dumps_of_a_hang_are_judged_as_before() {
+fn dumps_that_were_asked_for_are_a_hang_if_a_wait_was_long_or_a_fault_is_known() {
     let verdict = |reason: &str, taken: f64, fails_on_rank_0: bool| {
         let dumps: Vec<(Dump, f64)> = (0..6)
             .map(|rank| {

@@ -65,7 +65,7 @@ codes! {
     E113 order_mismatch Error "the same operations in another order on some ranks of one group";
     E114 argument_mismatch Error "root, reduce operation or split sizes disagree";
     E120 p2p_unmatched Error "a send or receive that has met no other half on its peer";
-    E121 p2p_size_mismatch Error "both halves of a message posted, sizes or element types differ";
+    E121 p2p_size_mismatch Error "both halves of a message are posted, and their sizes or element types differ";
     E130 cross_group_deadlock Error "ranks wait on each other across groups: a wait cycle";
     E135 all_arrived_stuck Error "every member has issued the operation and none finished it: fabric, device or library";
     E140 watchdog_stalled Error "the watchdog inside the process stopped making progress";
@@ -79,17 +79,17 @@ codes! {
     W230 uneven_bytes Warning "ranks of one group move very different amounts";
     W240 tiny_collectives Warning "many operations too small to be worth their latency";
     W250 timeout_too_close Warning "the slowest successful operations come near the time-out";
-    W260 clock_uncertain Warning "two times that matter are closer together than the error of the hosts' clocks";
+    W260 clock_uncertain Warning "a finding rests on two times that are closer together than the error of the clocks";
     W270 call_site_order Warning "ranks issue two operations of a group from the same two places, some in the other order";
     W280 group_order Warning "some ranks use two groups in the opposite order, and the job still runs";
-    W290 unbatched_sends Warning "opposite sends that only buffering keeps from a deadlock";
+    W290 unbatched_sends Warning "two ranks send to each other before they receive: only buffers prevent a deadlock";
     N300 stale_dump Note "a file from another run, another shape or an older time was left aside";
     N301 unreadable_dump Note "a file cut short or damaged; what could be salvaged was used";
-    N302 history_lost Note "the ring had overwritten what the question needs";
+    N302 history_lost Note "the ring has overwritten, or the log does not hold, what would decide the verdict";
     N303 mixed_versions Note "files of several format versions were read together";
     N304 live_or_hang Note "the files do not show whether the job still ran or hung when they were taken";
-    N305 nothing_pending Note "nothing recorded is pending or wrong: if the job hung, where else to look";
-    N306 host_jitter Note "ranks take turns at being late: the host (load, steal), not a rank";
+    N305 nothing_pending Note "nothing recorded is pending or wrong: if the job hung, it hung in what is not recorded";
+    N306 host_jitter Note "ranks take turns at being late: the cause is the hosts or the network, not a rank";
 }
 
 impl std::fmt::Display for Code {

@@ -203,3 +203,27 @@ fn a_stopped_rank_is_named_when_the_last_signs_of_life_are_old() {
     let report = judge_launched(&dumps, launch(Some((15, 6.2)), &ends));
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
 }
+
+#[test]
+fn a_stopped_rank_is_named_although_its_ring_was_read_while_the_process_was_being_killed() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    // Rank 1 was stopped inside the operation. When its ring was read, SIGKILL had continued its process, which had not
+    // ended yet. The launcher's record, read afterward, has all ends.
+    let mut dumps = [
+        dead(record(0, 3, &inside), 6.9),
+        alive(record(1, 3, &inside), 9.0),
+        dead(record(2, 3, &inside), 6.9),
+    ];
+    let status = dumps[1].status.as_mut().expect("the ring has a status");
+    status.heartbeat_ns = at(1.1);
+    let ends = [(15, 7.0), (9, 9.01), (15, 7.0)].map(|(signal, then)| (None, Some(signal), then));
+    let ended = launch(Some((15, 6.95)), &ends);
+    let report = judge_launched(&dumps, ended.clone());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
+    // Nor does it matter if the other rings were read just before their ends.
+    let [first, _, last] = &mut dumps;
+    *first = alive(first.clone(), 6.9);
+    *last = alive(last.clone(), 6.9);
+    let report = judge_launched(&dumps, ended);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
+}

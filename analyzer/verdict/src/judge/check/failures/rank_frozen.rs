@@ -147,22 +147,22 @@ fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
 fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
     let full_record = &ctx.aligned.records[record];
     let beat = full_record.status.as_ref()?.heartbeat_ns;
+    let asked = ctx.life.end.as_ref().and_then(|end| end.asked);
+    let asked_ns = asked.map_or(i64::MAX, |asked| asked.time_ns);
     let until = match (ctx.life.gone(full_record.rank), &ctx.life.end) {
-        // A dump shows no rounds after it was taken.
-        (Some(_), _) if !full_record.died() => return None,
-        (Some(gone), end) => match (gone.exit, end) {
+        (Some(gone), end) if full_record.died() => match (gone.exit, end) {
             // A process that was asked to end may take its time, so the silence counts only up to the request.
-            (Some(exit), end) => {
-                let asked = end.as_ref().and_then(|end| end.asked);
-                exit.time_ns
-                    .min(asked.map_or(i64::MAX, |asked| asked.time_ns))
-            }
+            (Some(exit), _) => exit.time_ns.min(asked_ns),
             // All processes ended together, so the end of the job is the end of this process.
             (None, Some(end)) if end.first.is_empty() => {
                 end.last_ns.saturating_add(ctx.aligned.offsets_ns[record])
             }
             (None, _) => return None,
         },
+        // The ring was read before the process ended, or while it was ending.
+        (Some(_), _) if full_record.lives() => full_record.identity.dump_time_ns.min(asked_ns),
+        // A dump shows no rounds after it was taken.
+        (Some(_), _) => return None,
         (None, _) => full_record.identity.dump_time_ns,
     };
     (beat > 0 && until > 0).then(|| until.saturating_sub(beat))

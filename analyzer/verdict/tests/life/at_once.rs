@@ -1,9 +1,9 @@
 //! Tests operations that failed as soon as they were issued: they do not show that another rank is late, and those that
 //! were refused were never issued.
 
-use crate::job::{State, alive, at, closed, dead, record};
+use crate::job::{State, alive, at, closed, dead, fails, record};
 use crate::{judge, root};
-use rcomm_recorder::model::{OpType, Peer};
+use rcomm_recorder::model::{FailureKind, OpType, Peer};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
@@ -48,6 +48,20 @@ fn an_operation_that_failed_at_once_does_not_accuse_a_rank_that_had_not_come() {
         sentence.ends_with("; rank 1 had not come there yet"),
         "{sentence}"
     );
+}
+
+#[test]
+fn a_rank_whose_recorded_error_names_another_is_not_accused_alone() {
+    let failed = [DONE, (1.0, State::Failed(1.005))];
+    let first = record(0, 3, &failed);
+    let first = fails(first, FailureKind::Mismatch, &[2], 1.005);
+    let dumps = vec![first, record(1, 3, &[DONE]), record(2, 3, &[DONE])];
+    let report = judge_live(dumps, 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[][..]));
+    let finding = &report.findings[0];
+    assert_eq!(finding.alternatives, [[0], [2]]);
+    let end = "; the error that it recorded names rank 2";
+    assert!(finding.sentence.ends_with(end), "{}", finding.sentence);
 }
 
 #[test]

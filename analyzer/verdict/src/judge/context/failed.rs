@@ -27,8 +27,8 @@ impl Context<'_> {
         status_op.state == EntryState::Failed
     }
 
-    /// The error with which an operation of a record failed; empty if it is not recorded.
-    pub(crate) fn error_of(&self, record: RecordIx, op: &Op) -> &str {
+    /// The failure that the rank recorded of this operation of its record; `None` if it recorded none.
+    pub(crate) fn failure_in(&self, record: RecordIx, op: &Op) -> Option<&Failure> {
         let full_record = &self.aligned.records[record];
         let id = full_record.record_id(op);
         let is_of_operation = |failure: &&Failure| {
@@ -36,8 +36,13 @@ impl Context<'_> {
                 .operation
                 .is_some_and(|failed| failed.record_id == id)
         };
-        let found = full_record.failures.iter().find(is_of_operation);
-        found.map_or("", |failure| failure.text.as_str())
+        full_record.failures.iter().find(is_of_operation)
+    }
+
+    /// The error with which an operation of a record failed; empty if it is not recorded.
+    pub(crate) fn error_of(&self, record: RecordIx, op: &Op) -> &str {
+        let failure = self.failure_in(record, op);
+        failure.map_or("", |failure| failure.text.as_str())
     }
 
     /// The error of the newest operation of a record, if that operation and all unfinished ones have failed; empty if

@@ -541,19 +541,29 @@ fn failed_draft(
             format_ranks(&ctx.ranks(missing))
         ),
     };
+    // A rank that recorded which others made its operation fail need not be at fault itself.
+    let failure = ctx.failure_in(first.record, op);
+    let mut named: Vec<Rank> = failure.map_or_else(Vec::new, |failure| failure.ranks.clone());
+    named.retain(|other| !together.contains(other));
+    let recorded = match named.as_slice() {
+        [] => String::new(),
+        named => format!("; the error that it recorded names {}", format_ranks(named)),
+    };
     let sentence = format!(
-        "{} failed on {who}{took}{before}{who_came}",
+        "{} failed on {who}{took}{before}{who_came}{recorded}",
         ctx.describe_op(first.record, op)
     );
-    let culprits = match together {
-        [only] => vec![*only],
+    let culprits = match (together, named.is_empty()) {
+        ([only], true) => vec![*only],
         _ => Vec::new(),
     };
+    let is_named = !culprits.is_empty();
     let mut draft = FindingDraft::from(Finding::rank_failed(culprits, sentence));
-    if together.len() == 1 {
+    if is_named {
         draft.confidence = if failure_count == 1 { 0.8 } else { 0.6 };
     } else {
-        draft.alternatives = together.iter().take(16).map(|&rank| vec![rank]).collect();
+        let possible = together.iter().chain(&named).take(16);
+        draft.alternatives = possible.map(|&rank| vec![rank]).collect();
         draft.confidence = 0.4;
     }
     draft

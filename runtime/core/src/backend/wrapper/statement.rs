@@ -230,6 +230,7 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
         .collect();
     let more = match more {
         0 => String::new(),
+        1 => ", and 1 more statement".to_owned(),
         more => format!(", and {more} more statements"),
     };
     let error = Error::new(

@@ -256,6 +256,7 @@ impl Connection {
         match broken {
             Broken::Refused(reason) => Obstacle::Refusal(reason),
             Broken::Tls(why) => Obstacle::Tls(why),
+            Broken::Failed(error) => Obstacle::Unreachable(error),
             Broken::Late if bytes == 0 => Obstacle::Silent,
             _ if bytes == 0 => closed,
             _ if !begins_with(start) && !begins_with(&STORE_REFUSAL) => {
@@ -287,6 +288,7 @@ impl Connection {
         Err(match broken {
             Broken::Tls(why) => Obstacle::Tls(why),
             Broken::Late => Obstacle::Silent,
+            Broken::Failed(error) => Obstacle::Unreachable(error),
             _ => Obstacle::Closed,
         })
     }

@@ -388,7 +388,7 @@ impl Nodes {
                 if outcome.is_none() {
                     outcome = self.remote_failure();
                     if let Some(failure) = &outcome {
-                        sinks.print_message(&failure.on_another_node());
+                        sinks.print_message(&failure.on_another_host());
                     }
                 }
             }

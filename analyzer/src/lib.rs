@@ -30,7 +30,7 @@
 //! | [`load`], [`rsum`], [`ras`], [`log`], [`inspector`], [`stacks`] | readers of files: dumps, summaries, NCCL's RAS reports, logs, the log of NCCL's Inspector, stacks |
 //! | [`source`] | readers of a running job: rings, endpoints, worker servers, NCCL's RAS, collectors |
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
-//! | [`redact`] | pseudonyms in place of paths, hosts, the names of threads and the program's own frames |
+//! | [`redact`] | pseudonyms of paths, hosts, addresses, users, threads and the program's own frames |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |
 //! | `parse_duration` | durations as values of options, behind the feature `args` |
 //! | `cli` | the program `rcomm-fr`, behind the feature `cli` |

@@ -7,7 +7,7 @@ use std::num::{IntErrorKind, NonZeroU32, NonZeroUsize, ParseIntError};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The list of exit codes in `--help` of the program and of the commands that judge.
+/// The list of exit codes in `--help` of the program, `analyze` and `watch`.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  healthy, running or ended, or cancelled with nothing wrong before;
@@ -418,7 +418,7 @@ pub(crate) enum RingsAction {
     RemoveStale(RemoveStaleArgs),
 }
 
-/// Which rings a command takes: those of a directory, or of one job.
+/// Which rings a command takes: those in a directory, all or of one job.
 #[derive(Debug, Args)]
 pub(crate) struct RingPlace {
     /// Where the rings are [default: /dev/shm/rcomm-UID].

@@ -46,7 +46,7 @@ fn report_of(path: &PathBuf, args: &DiffArgs) -> Result<Report, Failure> {
     }
 }
 
-/// The report that was saved at this path as JSON; `None` if there is none.
+/// The report that was saved at this path as JSON; `None` if there is none, or if it cannot be parsed.
 fn saved_report(path: &Path) -> Option<Report> {
     let file = File::open(path).ok()?;
     if !file.metadata().ok()?.is_file() {

@@ -13,7 +13,7 @@ pub(crate) enum Failure {
     /// The code given to `explain` does not exist.
     #[error("there is no code {given:?}")]
     UnknownCode { given: String },
-    /// The arguments cannot be used, or a file that the command needs is not installed.
+    /// The arguments or the files that they name cannot be used, or a file that the command needs is not installed.
     #[error("{sentence}")]
     Usage { sentence: String },
     /// A file or folder could not be read.
@@ -34,7 +34,7 @@ pub(crate) enum Failure {
     /// One side of a comparison has no record.
     #[error("no record of any rank could be read in {}, so there is nothing to compare", path.display())]
     NothingToCompare { path: PathBuf },
-    /// The recorder could not read or remove a ring.
+    /// A ring could not be read or removed, or a directory of rings could not be listed.
     #[error(transparent)]
     Ring(#[from] rcomm_recorder::Error),
     /// No ring matches the arguments.

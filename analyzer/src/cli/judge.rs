@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// What is kept in memory after the judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Only the report. While records are judged, 56 bytes of each operation are held.
+    /// Only the report. While records are judged, 56 bytes of each operation are held; `--redact` needs all records.
     Report,
     /// Also the dumps, for formats that show them.
     Records,

@@ -36,7 +36,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs the program `rcomm-fr` with these arguments, the first of which is its name, and returns its exit code. Blocks
-/// until the command has ended. Ends the process if the arguments are wrong or ask for help.
+/// until the command has ended. Ends the process if the arguments are wrong, or ask for help or the version.
 pub fn main(arguments: Vec<OsString>) -> ExitCode {
     let cli = Cli::parse_from(with_sub_command(arguments));
     if cli.verbose && cli.command.is_some() {

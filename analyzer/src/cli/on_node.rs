@@ -76,8 +76,8 @@ impl OnNode {
     /// default ring directory.
     ///
     /// A launch that began after all records of its job belongs to a later run of the same name, of any attempt. It
-    /// counts if it lies in a folder below one of `paths`, where the newest run is wanted. If only files of the earlier
-    /// run were passed, that run is wanted, and the launch is left out.
+    /// counts if it lies in a folder among `paths` or below one, where the newest run is wanted. If only files of the
+    /// earlier run were passed, that run is wanted, and the launch is left out.
     pub(super) fn launches(&self, paths: &[PathBuf]) -> Vec<LaunchRecord> {
         let mut launches: Vec<LaunchRecord> = Vec::new();
         for (name, job) in &self.jobs {

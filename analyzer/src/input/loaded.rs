@@ -51,9 +51,10 @@ pub(crate) fn written_ns(path: &str) -> Option<i64> {
 /// The results of reading, apart from the dumps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Problems of files, in the order of their paths.
+    /// Problems of files, folders, links and patterns, in the order of their paths.
     pub problems: Vec<Problem>,
-    /// The number of paths and patterns that gave no file, and of links that were not followed; each is a problem, too.
+    /// The number of paths that cannot be accessed, of patterns without a match, and of links that were not followed;
+    /// each is a problem, too.
     pub unfound: usize,
     /// The number of files. An archive counts as its members, a summary as the files it was made from.
     pub files: usize,

@@ -209,7 +209,8 @@ fn read_frame(line: &str) -> Option<Frame> {
     })
 }
 
-/// The shell command that prints the stacks of this process of this node.
+/// The shell command that prints the stacks of this process of this node: Python stacks by `py-spy`, or native ones by
+/// `gdb`.
 pub fn command(pid: u32, is_python: bool) -> String {
     match is_python {
         true => format!("py-spy dump --pid {pid}"),
@@ -235,9 +236,9 @@ pub fn name_commands(report: &mut Report, pid_of: impl Fn(Rank) -> Option<u32>) 
 
 /// Adds the places of the ranks to the report.
 ///
-/// Puts the stacks of the ranks at fault before the other frames of each finding: Python frames have `now` in
-/// [`FrameRef::when`], native ones `native`. If a finding then has a stack of every rank at fault, its next step is to
-/// read them, not to take them.
+/// Puts the main thread's Python stack and the native stack of each rank at fault before the other frames of a finding:
+/// Python frames have `now` in [`FrameRef::when`], native ones `native`. If a finding then has a stack of every rank at
+/// fault, its next step is to read them, not to take them.
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     report.now = places(stacks);
     for finding in &mut report.findings {

@@ -95,7 +95,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     })
 }
 
-/// Writes what is not in the archive: at most 20 lines, one for each reason; the manifest lists all.
+/// Writes what is not in the archive: at most 20 sentences, and the number of the others; the manifest lists all.
 fn write_absences(absent: &[Absence], out: &mut impl Write) {
     let sentences = Absence::sentences(absent);
     for sentence in sentences.iter().take(20) {

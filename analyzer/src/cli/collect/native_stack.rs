@@ -357,7 +357,10 @@ mod tests {
             [thread(7, &["clock_nanosleep (libc.so.6)"])]
         );
         for nothing in ["", "{", "Error: Permission denied", "#0 0x1 f - x"] {
-            assert!(read_lines(nothing).is_empty() && read_py_spy(nothing).is_empty());
+            assert!(
+                read_lines(nothing).is_empty() && read_py_spy(nothing).is_empty(),
+                "{nothing:?} holds no thread"
+            );
         }
     }
 

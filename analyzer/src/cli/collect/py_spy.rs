@@ -39,7 +39,7 @@ pub(super) struct PyFrame {
 }
 
 /// The stacks of each process as `faulthandler` prints them, or why there are none. `None` if `py-spy` is not
-/// installed. Blocks until the deadline at the latest.
+/// installed. Blocks until shortly after the deadline at the latest.
 pub(super) fn dump(
     processes: &[(Rank, u32)],
     deadline: Instant,
@@ -122,7 +122,8 @@ pub(super) fn threads(printed: &str) -> Option<Vec<Thread>> {
     serde_json::from_str(&printed[begin..]).ok()
 }
 
-/// The output of the program in the form of `faulthandler`, with the main thread last.
+/// The output of the program in the form of `faulthandler`, with the main thread last. The error has the first line
+/// of an output without stacks.
 fn format(json: &str) -> Result<String, String> {
     let Some(mut threads) = threads(json) else {
         let first = json

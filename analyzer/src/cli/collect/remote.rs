@@ -88,7 +88,8 @@ pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
     Ok(hosts)
 }
 
-/// Whether this is a name, an address, `user@name` or `pod/name`: never a text that a command could take for an option.
+/// Whether this can be a name, an address, `user@name` or `pod/name`: all its characters occur in these, and no command
+/// takes its beginning for that of an option.
 fn is_host_name(text: &str) -> bool {
     let is_no_option =
         text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[' || c == ':');
@@ -320,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_a_command_would_take_for_an_option_are_no_hosts() {
+    fn options_and_texts_with_other_characters_are_no_host_names() {
         for good in [
             "n001",
             "user@n001.cluster",

@@ -54,7 +54,8 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Takes the native stacks of the ranks at fault that are processes of this node, into the archive.
+    /// Adds to the archive the native stacks of at most [`MAX_NATIVE_STACKS`] ranks at fault that are processes of this
+    /// node. Fails if the archive cannot be written.
     pub(super) fn take_native_stacks(
         &mut self,
         culprits: &BTreeSet<Rank>,
@@ -91,7 +92,7 @@ struct Gathered<'a> {
     records: BTreeSet<Rank>,
     /// Ranks whose Python stacks are in the archive.
     stacks: BTreeSet<Rank>,
-    /// The Python stacks in the archive, parsed.
+    /// The Python stacks and the kernel's stacks in the archive, parsed.
     parsed_stacks: Vec<RankStacks>,
     /// Why each rank gave no record or no stack.
     reasons: BTreeMap<Rank, Vec<String>>,

@@ -55,6 +55,7 @@ const A_DIGIT_FIRST: &str = "[0-9]*";
 
 /// What the rings of one job state together.
 struct JobRings {
+    /// The folder of the rings.
     folder: PathBuf,
     /// The number of rings.
     count: usize,

@@ -54,9 +54,10 @@ impl InputFile {
 pub(super) struct Found {
     /// The inputs. When [`find`] returns them, they are sorted and each occurs once.
     pub(super) inputs: Vec<InputFile>,
-    /// Folders that could not be listed, links that were not followed, and paths and patterns that gave no file.
+    /// Folders that could not be listed, links that were not followed, paths that cannot be accessed, and patterns
+    /// without a match.
     pub(super) problems: Vec<Problem>,
-    /// The number of paths and patterns that gave no file, and of links that were not followed.
+    /// The number of paths that cannot be accessed, of patterns without a match, and of links that were not followed.
     pub(super) unfound: usize,
 }
 

@@ -240,7 +240,8 @@ fn thread_count(options: &LoadOptions<'_>, inputs: usize) -> usize {
 
 /// A result of a reading thread.
 enum Output {
-    /// The number of further files or members of archives that were read.
+    /// The number of further files: 1 for a plain file, a ring or such a member of an archive, whether or not it can be
+    /// used; for a summary, the number of files from which it was made.
     Files(usize),
     Problem(Problem),
     Ras(String, RasReport),

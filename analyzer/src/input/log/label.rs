@@ -75,7 +75,7 @@ fn next(text: &str, is_first: bool) -> Option<(usize, LabelKind)> {
 }
 
 /// Reads a label in brackets: `[rank3]:`, `[default0]:`, `[RANK 3]`, `[rank 3]`, `[E321 02:07:08.4 file.cpp:607]`,
-/// `[80746]`, a date.
+/// `[pod/train-0-3/main]`, `[80746]`, a date.
 fn bracketed(text: &str) -> Option<(usize, LabelKind)> {
     const LONGEST: usize = 160;
     let end = text.find(']').filter(|&end| end <= LONGEST)?;
@@ -188,8 +188,8 @@ pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
     Cow::Borrowed(line)
 }
 
-/// The text without ANSI sequences. If it has no escape character, a color sequence at its start that has lost its own
-/// is removed.
+/// The text without escape characters and the ANSI sequences that begin with one and `[`. If the text has no escape
+/// character, a color sequence at its start that has lost its own is removed.
 pub(super) fn without_colors(text: &str) -> Cow<'_, str> {
     if !text.contains('\u{1b}') {
         let after_code = text.trim_start().strip_prefix('[').and_then(|rest| {

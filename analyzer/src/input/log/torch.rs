@@ -66,7 +66,7 @@ pub(super) fn read_line(
     }
 }
 
-/// The number of ranks of the job, if a line states it.
+/// The number of ranks of the job or of one of its groups, if a line states it.
 pub(super) fn world_size(text: &str) -> Option<u32> {
     let size = if text.contains("ProcessGroupNCCL initialization options") {
         number_after(text, "size: ")
@@ -308,7 +308,6 @@ const CONSEQUENCE_TYPES: &[&str] = &[
     "DistBackendError",
     "DistNetworkError",
     "DistStoreError",
-    "ChildFailedError",
     "BrokenPipeError",
     "ConnectionResetError",
     "ConnectionRefusedError",

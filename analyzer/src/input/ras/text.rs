@@ -3,7 +3,7 @@
 //! Only communicators with exceptions are listed in the second part, each with a line that begins with
 //! `#<group>-<number> (<hash>)`; their size is in the table of their group. Below that line, a line names a rank (`Rank
 //! 5 ... -- GPU 5 managed by process 812 on node n7`) or a process (`Process 812 on node n7 managing GPU 3`). The fault
-//! is in the same line, in the line before (`2 ranks reported ...`), or is the kind of the section. If more than a
+//! is in the same line, in a line above (`2 ranks reported ...`), or is the kind of the section. If more than a
 //! quarter of the ranks differ, NCCL lists them only in the verbose report.
 
 use super::communicator::{Communicator, Member, MemberState, Process};

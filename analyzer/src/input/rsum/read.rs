@@ -331,7 +331,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         let lists = lists.iter().map(|runs| ranks(runs));
         let members: Option<Vec<_>> = lists.collect();
         self.extend(WireTables {
-            members: members.ok_or_else(|| damaged("a rank beyond 2^32"))?,
+            members: members.ok_or_else(|| damaged("a rank that is negative or beyond 2^32"))?,
             ..WireTables::default()
         })
     }

@@ -117,16 +117,19 @@ pub(super) struct Record {
     pub(super) path: String,
     /// Whether operations may be missing.
     pub(super) cut: bool,
+    /// The major and the minor version of the dump's format.
     version: (u32, u32),
     recorder: String,
     identity: Identity,
     status: Option<RankStatus>,
     comm_lib_version: String,
     groups: Vec<Group>,
-    /// Indices of rows of the table, in the record's own order; also in the next two fields.
+    /// The record's signatures in its own order, as indices of rows of their table. Also in the next two fields, for
+    /// frames and stacks.
     signatures: Vec<u32>,
     frames: Vec<u32>,
     stacks: Vec<u32>,
+    /// The id and the name of each thread.
     threads: Vec<(String, String)>,
     nccl_comm_state: Vec<(String, Vec<(String, String)>)>,
     columns: Columns,

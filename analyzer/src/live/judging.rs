@@ -40,10 +40,13 @@ pub struct Live {
     options: LiveOptions,
     judge: Judge,
     pub(super) kept: LatestRecords,
+    /// The ranks that were silent when the records were judged last.
     silent: BTreeSet<Rank>,
     /// The stragglers of the newest report (W220).
     stragglers: Vec<Rank>,
+    /// Whether a poll has changed anything since the records were judged last.
     changed: bool,
+    /// The number of the newest snapshot; 0 before the first.
     number: u64,
     /// When the records were judged last, and for which time of the job's clock, ns since the epoch.
     judged: Option<(Duration, Option<i64>)>,

@@ -18,7 +18,8 @@ pub struct Moment {
 /// The policy, the time limit and the memory budgets of a [`Live`](super::Live).
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
-    /// The parameters of the analysis. With `snapshot`, [`Live`](super::Live) sets the time of judgment itself.
+    /// The parameters of the analysis. [`Live`](super::Live) itself sets what it learns from its sources, such as the
+    /// time of judgment and the silent ranks.
     pub policy: Policy,
     /// A rank counts as silent if its last answer is older than this.
     pub silent_after: Duration,

@@ -34,7 +34,9 @@ struct Header {
 /// The line with which a frame begins.
 #[derive(Serialize, Deserialize)]
 struct FrameHead {
+    /// [`Moment::wall_ns`] of the snapshot.
     at_ns: i64,
+    /// [`Moment::elapsed`] of the snapshot, ns.
     elapsed_ns: u64,
     /// The number of ranks of the job; 0 if the records do not state it.
     world_size: usize,
@@ -70,7 +72,7 @@ impl RecordingWriter {
     ///
     /// # Errors
     ///
-    /// If the file exists or cannot be created.
+    /// If the file exists, or cannot be created or written.
     pub fn create(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt as _;
         let mut options = File::options();

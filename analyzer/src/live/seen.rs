@@ -1,4 +1,4 @@
-//! Makes the findings that no record shows: on ranks that do not answer, and from reports of NCCL's RAS.
+//! States what no record shows: which ranks do not answer or were never read, and what NCCL's RAS reports.
 
 use super::RankView;
 use super::latest::{Watched, is_open};

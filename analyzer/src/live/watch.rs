@@ -1,7 +1,7 @@
 //! Polls each source on its own thread and judges on another one, so a thread that draws waits for neither.
 //!
-//! `rcomm/source/<n>` polls one source again and again, or once if it is static; `rcomm/judge` owns the [`Live`] and
-//! passes each new [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.
+//! `rcomm/source/<n>` polls one source again and again or, if it is static, until it was read; `rcomm/judge` owns the
+//! [`Live`] and passes each new [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.
 
 use crate::live::source::{Poll, Source, SourceError};
 use crate::live::{Live, Moment, Snapshot, Urgency};
@@ -167,7 +167,7 @@ impl Drop for Watch {
     }
 }
 
-/// Polls a source until the watch stops, or once if the source is static.
+/// Polls a source until the watch stops or, if the source is static, until it was read.
 fn poll_repeatedly(
     mut source: Box<dyn Source>,
     number: usize,

@@ -102,7 +102,8 @@ pub struct Collected {
 pub struct Observation {
     /// Rank in the world.
     pub rank: Rank,
-    /// The index of the record's recorder among those of one process, from 0.
+    /// The index of the record among those of the rank in one source, from 0: a process may have several recorders,
+    /// and a rank several files.
     pub part: u8,
     /// Whether the process of the record is alive.
     pub liveness: Liveness,

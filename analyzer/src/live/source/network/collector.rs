@@ -20,6 +20,7 @@ const RECORDS: &str = "/api/v1/records";
 pub struct CollectorSource {
     address: HttpAddress,
     token: Option<EndpointToken>,
+    /// The address that answered the last request; `None` if none did.
     reached: Option<EndpointAddress>,
     /// The newest report that was read, and the number of its snapshot.
     last: Option<(u64, Arc<Report>)>,

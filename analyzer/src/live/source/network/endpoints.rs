@@ -96,7 +96,7 @@ impl EndpointSource {
     }
 
     /// Finds ranks in the store, at the given addresses and in the lists of ranks that these endpoints return. Fails if
-    /// no rank is known.
+    /// no rank is known, or if this process has a TLS identity that cannot be used.
     fn find(&mut self, deadline: Instant) -> Result<(), SourceError> {
         if !self.is_tls_read {
             self.tls = Tls::from_environment().map_err(|error| SourceError::Unusable {

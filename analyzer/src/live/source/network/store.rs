@@ -46,8 +46,8 @@ pub(super) struct StoreEndpoints {
     pub(super) notices: Vec<(Rank, EndpointNotice)>,
 }
 
-/// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has. An attempt that
-/// comes after [`ATTEMPT_GAP`] attempts without an endpoint is not found.
+/// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has. Looks
+/// [`ATTEMPT_GAP`] attempts beyond `from` and beyond each attempt with endpoints; a later one is not found.
 pub(super) fn endpoints(
     store: &HostPort,
     from: u32,

@@ -6,7 +6,7 @@
 //! executing anything. If a rank does not answer, the others are shown nevertheless.
 //!
 //! A whole ring is about 1 MB. So from the second poll on, NCCL's recorder is asked only for the operations under way.
-//! If these and the progress of the groups have not changed, no collective was issued. Otherwise, and once 10 to 17
+//! If these and the progress of the groups have not changed, no collective was issued. Otherwise, and once 10 to 16.3
 //! seconds have passed, depending on the rank, the whole ring is read again. An answer with the same bytes is not
 //! parsed again.
 
@@ -85,6 +85,7 @@ pub struct WorkerServerSource {
     world_size: Option<u32>,
     workers: BTreeMap<Rank, KnownWorker>,
     poller: RankPoller<WorkerPoll>,
+    /// When the store last listed its keys.
     listed: Option<Instant>,
 }
 
@@ -100,8 +101,11 @@ struct KnownWorker {
 /// The server of one rank with its last answers.
 struct WorkerState {
     address: HttpAddress,
+    /// The address that answered the last request; `None` if none did.
     reached: Option<EndpointAddress>,
+    /// The names of the server's handlers; `None` if they must be requested.
     handlers: Option<Vec<String>>,
+    /// The last ring of each of [`RECORDERS`].
     last: [Option<LastRing>; RECORDERS.len()],
 }
 
@@ -112,6 +116,7 @@ struct LastRing {
     hash: u64,
     /// The parts of the ring that could not be used.
     lost: Vec<String>,
+    /// When the ring was last read as a whole.
     read: Instant,
 }
 

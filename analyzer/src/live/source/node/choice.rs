@@ -14,6 +14,7 @@ pub struct JobChoice(Arc<Mutex<Shown>>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Shown {
     job: Option<String>,
+    /// Whether the user named or chose the job.
     chosen: bool,
     /// Whether a process of the job was seen alive since it was first shown.
     was_alive: bool,

@@ -44,7 +44,9 @@ pub struct DumpOfProcess {
     /// The rank.
     pub rank: Rank,
     pid: u32,
+    /// The pipe that asks the process for a dump; `None` if the process was started without one.
     pipe: Option<PathBuf>,
+    /// Where the dump may appear, with the version of an older file there.
     files: Vec<(PathBuf, Option<Version>)>,
 }
 
@@ -113,7 +115,7 @@ impl DumpOfProcess {
     }
 
     /// The path and the content of the dump that was written since [`of`](Self::of); `None` if there is none yet,
-    /// only a part of it, or more than 1 GiB.
+    /// only a part of it, more than 1 GiB, or what is no dump.
     pub fn read_new(&self) -> Option<(PathBuf, Vec<u8>)> {
         self.files.iter().find_map(|(path, before)| {
             let file = File::open(path).ok()?;

@@ -1,4 +1,4 @@
-//! Finds the ranks of a job on this node that have no ring, by the environments of their processes.
+//! Finds the processes of ranks on this node by their environments, and reads those without a ring as a source.
 //!
 //! A launcher sets each rank's number and the store's address (`MASTER_ADDR`, `MASTER_PORT`) in the process's
 //! environment, which its user may read in `/proc`. If the store lists PyTorch's worker servers, their records

@@ -2,8 +2,8 @@
 //!
 //! The first line is the verdict with its sentence. Below it are the details of the finding, such as its beginning, the
 //! next step, the waiting ranks, the culprit's stack, the consequences, and what was ruled out.
-//! Further findings follow, then notes and problems of the input, of which a brief page prints ten. The last lines
-//! state what was read.
+//! Further findings follow, then notes and problems of the input, of which a brief page prints ten, and on a verbose
+//! page tables. The last lines state what was read, and name the command that explains the first finding's code.
 //!
 //! Colors are ANSI sequences; for output without colors, wrap the writer in `anstream::AutoStream`. Colors never carry
 //! meaning alone.

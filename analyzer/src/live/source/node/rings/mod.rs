@@ -1,5 +1,4 @@
-//! Reads the rings of one job on this node as a source. The rings of frozen and dead processes can be read like those
-//! of running ones.
+//! Reads the rings of one job on this node as a source, also those of frozen and dead processes.
 
 mod later;
 mod remains;
@@ -38,6 +37,7 @@ pub struct RingSource {
     /// When all processes of that job were first found dead; `None` while one is alive.
     ended: Option<Instant>,
     rings: BTreeMap<(Rank, RingPart), Ring>,
+    /// When the directory was last searched for rings.
     listed: Option<Instant>,
     /// A later attempt of the job than that of the rings, whose processes were seen at the last search.
     later_attempt: Option<LaterAttempt>,

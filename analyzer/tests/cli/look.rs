@@ -8,8 +8,8 @@ use rcomm_recorder::model::OpType;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// Runs the program with this home directory, so that it finds no records of this machine, and with PyTorch's dumps in
-/// `dumps`.
+/// Runs the program with this home directory, so that the only records of this machine that it can find are PyTorch's
+/// in `/tmp`, and with PyTorch's dumps in `dumps`.
 fn look(home: &Path, dumps: &Path) -> Run {
     look_with(&[], home, dumps)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// Runs `rcomm-fr nccl-plugin` by a link to the program in this folder; makes the link if there is none.
-fn asked(folder: &Path) -> Output {
+fn run_in(folder: &Path) -> Output {
     let program = folder.join("rcomm-fr");
     if !program.exists() {
         fs::hard_link(env!("CARGO_BIN_EXE_rcomm-fr"), &program).unwrap();
@@ -27,7 +27,7 @@ fn the_path_of_the_plug_in_is_found_next_to_the_program_in_each_layout() {
         let bin = root.join("bin");
         fs::create_dir_all(&bin).unwrap();
         fs::create_dir_all(root.join("lib")).unwrap();
-        let absent = asked(&bin);
+        let absent = run_in(&bin);
         assert_eq!(absent.status.code(), Some(2), "{absent:?}");
         let error = String::from_utf8_lossy(&absent.stderr);
         assert!(
@@ -36,7 +36,7 @@ fn the_path_of_the_plug_in_is_found_next_to_the_program_in_each_layout() {
         );
         assert!(error.contains("libnccl-profiler-rcomm.so"), "{error}");
         fs::write(root.join(plugin), "").unwrap();
-        let found = asked(&bin);
+        let found = run_in(&bin);
         assert!(found.status.success(), "{found:?}");
         // Only the path is printed, so that a shell can put it into a variable.
         let printed = String::from_utf8_lossy(&found.stdout).into_owned();

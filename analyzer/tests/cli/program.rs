@@ -5,7 +5,7 @@ use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// The longest time of a run, far above what it needs.
+/// The longest wait for the end or for a line of a running program, far above what it needs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The result of a run.

@@ -70,7 +70,7 @@ fn child_that_leaves_its_ring_behind() {
     std::process::abort();
 }
 
-/// Leaves the ring of a process that died in this folder.
+/// Leaves in this folder the ring of a process that died.
 fn die_with_a_ring(dir: &Path) {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "rings::child_that_leaves_its_ring_behind"])

@@ -28,8 +28,8 @@ fn early_dump(parent: &Path) -> PathBuf {
     folder
 }
 
-/// The verdict, and of each finding the code, the culprits and how sure it is, and what was left aside.
-fn said(report: &Report) -> String {
+/// The verdict; the code, the culprits and the confidence of each finding; and the sentence of each problem.
+fn statements_of(report: &Report) -> String {
     let findings = report.findings.iter();
     let findings = findings.map(|f| (f.code, f.culprit_ranks.clone(), f.confidence));
     let findings: Vec<_> = findings.collect();
@@ -41,7 +41,7 @@ fn of_program(folder: &Path, options: &[&str]) -> String {
     let folder = folder.to_str().unwrap();
     let run = run(&[&["analyze", "--format", "json"], options, &[folder]].concat());
     let report = serde_json::from_str(&run.stdout);
-    said(&report.unwrap_or_else(|error| panic!("{error}: {} {}", run.stdout, run.stderr)))
+    statements_of(&report.unwrap_or_else(|error| panic!("{error}: {} {}", run.stdout, run.stderr)))
 }
 
 fn of_live_view(folder: &Path) -> String {
@@ -53,7 +53,7 @@ fn of_live_view(folder: &Path) -> String {
         wall_ns: i64::try_from(ISSUED_S).unwrap() * 1_000_000_000,
     };
     live.observe(0, source.poll(Instant::now()), at);
-    said(&live.refresh(at).unwrap().report)
+    statements_of(&live.refresh(at).unwrap().report)
 }
 
 #[test]

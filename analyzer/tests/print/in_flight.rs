@@ -7,7 +7,7 @@ use rcomm_analyzer::{InstanceReport, InstanceState, Policy, Report, analyze};
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 
-/// The dumps of 16 ranks, 10 s after rank 5 of the simulated job has stopped.
+/// The dumps of 16 ranks, 10 s after the beginning of the step in which rank 13 of the simulated job stops.
 fn dumps() -> Vec<Dump> {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     simulation.dumps_at(simulation.fault_ns() + 10_000_000_000)

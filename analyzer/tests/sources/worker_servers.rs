@@ -227,6 +227,7 @@ impl Drop for Rank {
     }
 }
 
+/// The program of a rank on gloo. Rank 1 waits for input, and so never issues the last all_reduce.
 const JOB: &str = r#"
 import sys, torch, torch.distributed as dist, torch.distributed.debug as debug
 dist.init_process_group("gloo")
@@ -240,7 +241,9 @@ if dist.get_rank() == 1:
 dist.all_reduce(data)
 "#;
 
+/// The request for the whole ring of NCCL's recorder.
 const WHOLE: &str = "/handler/dump_nccl_trace_pickle?includecollectives=true&includestacktraces=true&onlyactive=false";
+/// The request for its operations under way only.
 const UNDER_WAY: &str = "/handler/dump_nccl_trace_pickle?includecollectives=true&includestacktraces=false&onlyactive=true";
 
 /// The server of a rank on NCCL that is stuck in the last of `operations`: its whole ring, and only the operation under

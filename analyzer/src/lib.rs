@@ -28,7 +28,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`load`], [`rsum`], [`ras`], [`log`], [`inspector`], [`stacks`] | readers of files: dumps, summaries, NCCL's RAS reports, logs, the log of NCCL's Inspector, stacks |
-//! | [`source`] | readers of a running job: rings, endpoints, worker servers, NCCL's RAS, collectors |
+//! | [`source`] | readers of a running job, such as rings, endpoints, worker servers, NCCL's RAS, collectors |
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
 //! | [`redact`] | pseudonyms of paths, hosts, addresses, users, threads and the program's own frames |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |

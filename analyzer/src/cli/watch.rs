@@ -37,7 +37,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let mut latest: Option<Report> = None;
     let mut printed = String::new();
     // If standard error is closed, only the report is printed.
-    let _ = writeln!(stderr, "{:7.1} s  {}", 0.0, awaited(&args.dir));
+    let _ = writeln!(stderr, "{:7.1} s  {}", 0.0, format_awaited(&args.dir));
     loop {
         if let Some(report) = poll(&mut follower, &mut analysis, &mut other_input, &args.judge)? {
             last_change = Instant::now();
@@ -83,7 +83,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
 }
 
 /// The line about what the command waits for: the folder, or records in it.
-fn awaited(dir: &Path) -> String {
+fn format_awaited(dir: &Path) -> String {
     let folder = dir.display();
     match dir.exists() {
         true => format!("waiting for records in {folder}"),

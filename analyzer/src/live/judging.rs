@@ -380,12 +380,12 @@ mod tests {
 
     #[test]
     fn the_newest_attempt_has_the_ranks_that_all_sources_saw() {
-        let of = |attempt: u32, ranks: &[Rank]| LaterAttempt {
+        let later = |attempt: u32, ranks: &[Rank]| LaterAttempt {
             attempt,
             ranks: ranks.to_vec(),
         };
-        let seen = [of(1, &[2, 3]), of(0, &[4]), of(1, &[0, 1, 2])];
-        assert_eq!(newest_attempt(seen.iter()), Some(of(1, &[0, 1, 2, 3])));
+        let seen = [later(1, &[2, 3]), later(0, &[4]), later(1, &[0, 1, 2])];
+        assert_eq!(newest_attempt(seen.iter()), Some(later(1, &[0, 1, 2, 3])));
         assert_eq!(newest_attempt([].iter()), None);
     }
 }

@@ -302,10 +302,10 @@ impl LatestRecords {
         let slots = self.slots.values();
         let kept = slots.filter_map(|slot| Some((Arc::as_ptr(slot.dump.as_ref()?), slot.file)));
         let files: HashMap<*const Dump, RecordFile> = kept.collect();
-        let of = |dump: &Arc<Dump>| files.get(&Arc::as_ptr(dump)).copied();
+        let file_of = |dump: &Arc<Dump>| files.get(&Arc::as_ptr(dump)).copied();
         dumps
             .iter()
-            .map(|dump| of(dump).unwrap_or_default())
+            .map(|dump| file_of(dump).unwrap_or_default())
             .collect()
     }
 

@@ -314,8 +314,8 @@ impl States {
     /// The oldest pending operation of a group: the first that `report` lists, which must be the report of which these
     /// are the states. If none is pending, the first operation that has failed; `None` if there is neither.
     pub fn oldest<'a>(&self, report: &'a Report, group: &GroupRef) -> Option<&'a InstanceReport> {
-        let at = *self.oldest.get(group)?;
-        report.in_flight.get(at)
+        let index = *self.oldest.get(group)?;
+        report.in_flight.get(index)
     }
 }
 

@@ -36,7 +36,7 @@ fn issue_another(dump: &mut Dump, name: &str) {
     dump.entries.push(entry);
 }
 
-fn on<'a>(report: &'a Report, name: &str) -> Vec<&'a InstanceReport> {
+fn instances_on<'a>(report: &'a Report, name: &str) -> Vec<&'a InstanceReport> {
     let instances = report.in_flight.iter();
     instances
         .filter(|instance| instance.group.name == name)
@@ -51,7 +51,7 @@ fn a_collective_that_a_member_has_not_started_is_queued() {
         issue_another(&mut dumps[rank], "dp_2");
     }
     let report = analyze(&dumps, &Policy::default());
-    let states: Vec<_> = on(&report, "dp_2")
+    let states: Vec<_> = instances_on(&report, "dp_2")
         .iter()
         .map(|instance| (instance.joined.len(), instance.state, instance.is_blocked()))
         .collect();
@@ -74,7 +74,7 @@ fn different_sizes_of_a_collective_are_both_noted() {
     dump.entries[newest].signature = dump.signatures.len() as u32;
     dump.signatures.push(signature);
     let report = analyze(&dumps, &Policy::default());
-    let sizes: Vec<_> = on(&report, "tp_0")
+    let sizes: Vec<_> = instances_on(&report, "tp_0")
         .iter()
         .map(|instance| (instance.least_bytes, instance.bytes))
         .collect();

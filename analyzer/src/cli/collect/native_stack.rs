@@ -99,13 +99,13 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
         }
         None => reasons.push("the process has ended".to_owned()),
     }
-    (text("the kernel", pid, &kernel(pid)), reasons)
+    (text("the kernel", pid, &kernel_frames(pid)), reasons)
 }
 
 /// Where the main thread waits, as the kernel shows it, in the form of [`take`]; `None` if it waits for nothing, or if
 /// the kernel does not show this to this user. Starts no program.
-pub(super) fn of_kernel(pid: u32) -> Option<String> {
-    let frames = kernel(pid);
+pub(super) fn kernel_stack(pid: u32) -> Option<String> {
+    let frames = kernel_frames(pid);
     (!frames.is_empty()).then(|| text("the kernel", pid, &frames))
 }
 
@@ -206,7 +206,7 @@ fn state(pid: u32) -> Option<char> {
 
 /// Where the main thread waits, as the kernel shows it: the kernel's functions, which only root may read, or else the
 /// one function in which the thread sleeps; then the system call.
-fn kernel(pid: u32) -> Vec<NativeFrame> {
+fn kernel_frames(pid: u32) -> Vec<NativeFrame> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let frame = |name: &str| NativeFrame::new(name, "kernel");
     let stack = read("stack");

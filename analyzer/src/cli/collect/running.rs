@@ -406,7 +406,7 @@ fn take_kernel_stacks(
     for process in processes {
         let rank = process.launched.rank;
         if !gathered.stacks.contains(&rank)
-            && let Some(text) = native_stack::of_kernel(process.pid)
+            && let Some(text) = native_stack::kernel_stack(process.pid)
         {
             gathered.add_stack_at(rank, &native_stack_path(rank), &text)?;
         }
@@ -480,7 +480,7 @@ mod tests {
     }
 
     /// The names of the chosen job, empty if there is none, and of the others.
-    fn chosen(jobs: &[RankJob], name: Option<&str>, allocation: Option<&str>) -> Vec<String> {
+    fn chosen_names(jobs: &[RankJob], name: Option<&str>, allocation: Option<&str>) -> Vec<String> {
         let (taken, others) = choose(jobs.to_vec(), name, allocation);
         let name_of = |job: &RankJob| job.name().unwrap_or_default().to_owned();
         let taken = taken.as_ref().map_or_else(String::new, name_of);
@@ -492,10 +492,13 @@ mod tests {
     #[test]
     fn a_job_of_another_allocation_is_chosen_by_its_name_only() {
         let jobs = [job("first", Some("1")), job("second", Some("2"))];
-        assert_eq!(chosen(&jobs, None, Some("2")), ["second", "first"]);
-        assert_eq!(chosen(&jobs, None, Some("3")), ["", "first", "second"]);
-        assert_eq!(chosen(&jobs, Some("first"), Some("3")), ["first"]);
-        assert_eq!(chosen(&jobs, None, None), ["first", "second"]);
+        assert_eq!(chosen_names(&jobs, None, Some("2")), ["second", "first"]);
+        assert_eq!(
+            chosen_names(&jobs, None, Some("3")),
+            ["", "first", "second"]
+        );
+        assert_eq!(chosen_names(&jobs, Some("first"), Some("3")), ["first"]);
+        assert_eq!(chosen_names(&jobs, None, None), ["first", "second"]);
     }
 
     #[test]
@@ -506,9 +509,12 @@ mod tests {
             job("own", Some("2")),
         ];
         let as_listed = ["without", "empty", "own"];
-        assert_eq!(chosen(&jobs, None, Some("")), as_listed);
-        assert_eq!(chosen(&jobs, None, Some("2")), ["own", "without", "empty"]);
+        assert_eq!(chosen_names(&jobs, None, Some("")), as_listed);
+        assert_eq!(
+            chosen_names(&jobs, None, Some("2")),
+            ["own", "without", "empty"]
+        );
         // Only the job that names another allocation is foreign.
-        assert_eq!(chosen(&jobs, None, Some("3")), as_listed);
+        assert_eq!(chosen_names(&jobs, None, Some("3")), as_listed);
     }
 }

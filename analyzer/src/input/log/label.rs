@@ -179,7 +179,7 @@ struct Wrapped<'a> {
 }
 
 /// The line inside the JSON of Docker's logger, or else the line itself.
-pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
+pub(super) fn without_docker_json(line: &str) -> Cow<'_, str> {
     if line.starts_with(r#"{"log":"#)
         && let Ok(wrapped) = serde_json::from_str::<Wrapped<'_>>(line)
     {

@@ -139,7 +139,7 @@ impl LogReader {
         self.log.lines += 1;
         let bytes = &bytes[..bytes.len().min(MAX_LINE)];
         let raw = String::from_utf8_lossy(bytes);
-        let text = label::unwrap(&raw);
+        let text = label::without_docker_json(&raw);
         let text = label::without_colors(&text);
         let (label, end_of_labels) = Label::of(&text);
         self.labels.extend(label.rank);

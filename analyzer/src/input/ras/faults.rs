@@ -4,7 +4,7 @@ use super::communicator::{Communicator, Member, MemberState};
 use super::{RasFault, RasFaultKind, RasSubject};
 
 /// The faults by communicator; within one, bad states before members that are behind.
-pub(super) fn of(communicators: &[Communicator]) -> Vec<RasFault> {
+pub(super) fn list(communicators: &[Communicator]) -> Vec<RasFault> {
     let mut faults = Vec::new();
     for communicator in communicators {
         let fault = |member: &Member, kind| RasFault {

@@ -83,7 +83,7 @@ impl RasReport {
         }
         let communicators = communicators(bytes).ok()?;
         Some(Self {
-            faults: faults::of(&communicators),
+            faults: faults::list(&communicators),
         })
     }
 }

@@ -165,13 +165,13 @@ mod tests {
     #[test]
     fn problems_with_too_many_paths_are_neither_written_nor_read() {
         let bytes_of = |more: &[usize]| {
-            let of = |&more: &usize| {
+            let problem = |&more: &usize| {
                 let mut problem = Problem::stale_dump("a", "left aside");
                 problem.more_paths = vec![String::new(); more];
                 problem
             };
             let loaded = Loaded {
-                problems: more.iter().map(of).collect(),
+                problems: more.iter().map(problem).collect(),
                 ..Loaded::default()
             };
             let writer = Writer::new(Vec::new()).expect("writing to memory does not fail");

@@ -51,14 +51,14 @@ fn prolog(job: &str, variables: &[(&str, &str)]) -> String {
 fn the_prolog_changes_no_setting_of_a_task_and_never_fails() {
     let job = format!("prolog{}", std::process::id());
     let folder = Folder::of(getuid().as_raw(), &format!("{job}.0.0"));
-    let at = folder.0.display();
+    let dumps = folder.0.display();
     let all = prolog(&job, &[]);
     let expected = format!(
         "export RCOMM_RECORD=1\n\
          export RCOMM_JOB={job}.0\n\
-         export TORCH_NCCL_DEBUG_INFO_PIPE_FILE={at}/pipe-\n\
-         export TORCH_FR_DUMP_TEMP_FILE={at}/rank_\n\
-         export TORCH_NCCL_DEBUG_INFO_TEMP_FILE={at}/rank_\n\
+         export TORCH_NCCL_DEBUG_INFO_PIPE_FILE={dumps}/pipe-\n\
+         export TORCH_FR_DUMP_TEMP_FILE={dumps}/rank_\n\
+         export TORCH_NCCL_DEBUG_INFO_TEMP_FILE={dumps}/rank_\n\
          export TORCH_NCCL_TRACE_BUFFER_SIZE=2000\n"
     );
     assert_eq!(all, expected);

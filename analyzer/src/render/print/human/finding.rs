@@ -66,8 +66,8 @@ pub(super) fn write_details(
 fn format_identity(finding: &Finding) -> String {
     let mut text = format!("{} {}", finding.code, finding.name);
     if finding.severity != Severity::Note {
-        let sure = finding.confidence.clamp(0.0, 1.0) * 100.0;
-        text += &format!(", {sure:.0} % sure");
+        let percent = finding.confidence.clamp(0.0, 1.0) * 100.0;
+        text += &format!(", {percent:.0} % sure");
     }
     if let Some(name) = &finding.recorded_op {
         text += &format!("; {name} in the records and logs");

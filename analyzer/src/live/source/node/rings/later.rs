@@ -50,9 +50,13 @@ mod tests {
 
     #[test]
     fn only_processes_of_the_same_job_and_a_later_attempt_count() {
-        let of = |processes: &[RankProcess]| later_attempt("train", 1, processes, |_| false);
-        assert_eq!(of(&[]), None);
-        assert_eq!(of(&[process(0, "train", 1), process(0, "other", 2)]), None);
+        let after_attempt_1 =
+            |processes: &[RankProcess]| later_attempt("train", 1, processes, |_| false);
+        assert_eq!(after_attempt_1(&[]), None);
+        assert_eq!(
+            after_attempt_1(&[process(0, "train", 1), process(0, "other", 2)]),
+            None
+        );
         let processes = [
             process(3, "train", 2),
             process(0, "train", 2),
@@ -62,17 +66,17 @@ mod tests {
             attempt: 2,
             ranks: vec![0, 3],
         };
-        assert_eq!(of(&processes), Some(expected));
+        assert_eq!(after_attempt_1(&processes), Some(expected));
     }
 
     #[test]
     fn processes_that_have_rings_are_left_out() {
         let processes = [process(3, "train", 2), process(0, "train", 2)];
-        let of = |with_ring: &[Rank]| {
+        let ranks_without = |with_ring: &[Rank]| {
             let has_ring = |process: &RankProcess| with_ring.contains(&process.launched.rank);
             later_attempt("train", 1, &processes, has_ring).map(|later| later.ranks)
         };
-        assert_eq!(of(&[0]), Some(vec![3]));
-        assert_eq!(of(&[0, 3]), None);
+        assert_eq!(ranks_without(&[0]), Some(vec![3]));
+        assert_eq!(ranks_without(&[0, 3]), None);
     }
 }

@@ -244,7 +244,7 @@ fn a_damaged_member_affects_no_other_member() {
 }
 
 #[test]
-fn absences_of_a_capture_become_problems() {
+fn absences_in_an_archive_become_problems() {
     let manifest = br#"{"schema":"rcomm.capture/1","made_by":"rcomm-fr","made_ns":0,"files":[],
         "absent":[{"host":"node9","path":"/tmp/rank_1","reason":"No such file"}],"left_out":0}"#;
     let archive = tar(&[("node8/tmp/rank_0", &dump(0)), ("manifest.json", manifest)]);
@@ -311,7 +311,7 @@ fn of_two_forms_of_one_record_the_one_with_stacks_is_used() {
 }
 
 #[test]
-fn globs_files_and_folders_may_be_mixed_and_repeated() {
+fn patterns_and_files_may_be_mixed_and_repeated() {
     let pickles = fixture("batch-ring-w4/pickle");
     let paths = [
         pickles.join("rank_[0-1]"),

@@ -11,7 +11,7 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes of --once and --json:
   0  healthy, running or ended, or cancelled with nothing wrong before;
-     notes alone are healthy
+     notes do not count
   1  at least one error or warning was found, or the job crashed
   2  inconclusive, or nothing to judge: wrong usage, no job, no readable input
 Without them:

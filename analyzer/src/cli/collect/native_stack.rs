@@ -16,7 +16,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// The longest time that one program may take.
-pub(super) const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(20);
 /// The time that a program gets to detach from the process after SIGTERM.
 const DETACH_LIMIT: Duration = Duration::from_secs(2);
 /// The time between two polls of a running program.

@@ -90,7 +90,7 @@ impl RankStacks {
 
     /// The stack of the main thread, innermost frame first: the last one that began in a module's body or, if none did,
     /// the last one, since the newest thread is printed first. `None` if no thread has a Python frame.
-    pub fn main_thread(&self) -> Option<&[Frame]> {
+    fn main_thread(&self) -> Option<&[Frame]> {
         let began_in_module = |stack: &&Vec<Frame>| {
             let outermost = stack.last();
             outermost.is_some_and(|frame| frame.name == "<module>")

@@ -89,7 +89,7 @@ fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
 
 /// Reads a log line by line.
 #[derive(Default)]
-pub struct LogReader {
+struct LogReader {
     log: Log,
     /// The newest attempt.
     attempt: Attempt,
@@ -124,7 +124,7 @@ struct Line<'a> {
 
 impl LogReader {
     /// A reader of the log at `path`.
-    pub fn new(path: &str) -> Self {
+    fn new(path: &str) -> Self {
         Self {
             log: Log {
                 path: path.to_owned(),
@@ -135,7 +135,7 @@ impl LogReader {
     }
 
     /// Takes the next line, without its line break.
-    pub fn line(&mut self, bytes: &[u8]) {
+    fn line(&mut self, bytes: &[u8]) {
         self.log.lines += 1;
         let bytes = &bytes[..bytes.len().min(MAX_LINE)];
         let raw = String::from_utf8_lossy(bytes);
@@ -256,7 +256,7 @@ impl LogReader {
 
     /// The log that was read. `rank` is the rank in the name of the file; it counts only if no line has a label with a
     /// rank.
-    pub fn finish(mut self, rank: Option<Rank>) -> Log {
+    fn finish(mut self, rank: Option<Rank>) -> Log {
         self.resolve_processes();
         self.log.attempts.push(self.attempt);
         // If all labels state one rank, the file is that rank's. The name counts only without labels, since its number

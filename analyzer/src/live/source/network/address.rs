@@ -74,7 +74,7 @@ impl HostPort {
     ///
     /// The system's resolver has no deadline. It runs on its own thread, which ends when the resolver returns. At the
     /// deadline, this function returns an error.
-    pub(super) fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+    fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
         if let Ok(address) = self.host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, self.port)]);
         }

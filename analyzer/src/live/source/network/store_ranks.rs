@@ -72,7 +72,7 @@ impl DumpRequests for StoreDumps {
 
 /// The answer of the first of two, or of the second if the first one finds no rank; and whether it is a successful
 /// answer of the second. If neither finds any, the error names both.
-pub(super) fn first_that_lists_any<S, T>(
+fn first_that_lists_any<S, T>(
     [first, second]: [S; 2],
     mut ask: impl FnMut(S) -> Result<T, SourceError>,
 ) -> (Result<T, SourceError>, bool) {

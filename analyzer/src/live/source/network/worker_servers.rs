@@ -77,7 +77,7 @@ impl FromStr for WorkerAddress {
 pub type RankText = (Rank, Result<String, String>);
 
 /// The answer of each rank, or why there is none, by rank.
-pub(super) type RankReplies = Vec<(Rank, Result<Vec<u8>, String>)>;
+type RankReplies = Vec<(Rank, Result<Vec<u8>, String>)>;
 
 /// PyTorch's worker servers as a source; see the module.
 pub struct WorkerServerSource {
@@ -257,11 +257,7 @@ impl WorkerServerSource {
     }
 
     /// Runs a handler in every rank and returns the answers.
-    pub(super) fn ask_each(
-        &mut self,
-        handler: &str,
-        deadline: Instant,
-    ) -> Result<RankReplies, SourceError> {
+    fn ask_each(&mut self, handler: &str, deadline: Instant) -> Result<RankReplies, SourceError> {
         self.list(deadline, &mut Vec::new())?;
         let workers: Vec<(&Rank, &KnownWorker)> = self.workers.iter().collect();
         Ok(ask_all(&workers, |(rank, worker)| {

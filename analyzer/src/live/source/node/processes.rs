@@ -76,7 +76,7 @@ impl RankProcess {
     }
 
     /// The processes of [`list`](Self::list) that have no ring.
-    pub(super) fn without_rings() -> Vec<Self> {
+    fn without_rings() -> Vec<Self> {
         let mut found = Self::list();
         found.retain(|process| !process.has_ring());
         found

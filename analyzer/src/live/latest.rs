@@ -76,7 +76,7 @@ impl Slot {
     }
 }
 
-/// The last answer of one source.
+/// The last answer of one source. The fields from `problems` on are those of its [`Poll`].
 #[derive(Default)]
 pub(super) struct Feed {
     pub(super) status: SourceStatus,

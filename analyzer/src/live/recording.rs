@@ -168,7 +168,8 @@ pub struct RecordingReader {
 }
 
 impl RecordingReader {
-    /// Opens a recording; `None` if the path is no file, or the file cannot be read as a recording.
+    /// Opens a recording; `None` if the path is no file, or the file cannot be read as a recording. Blocks until its
+    /// header is read.
     ///
     /// # Errors
     ///
@@ -191,7 +192,8 @@ impl RecordingReader {
             .then_some(reader))
     }
 
-    /// The next frame: its time, and an observation of every record so far; `None` at the end.
+    /// The next frame: its time, and an observation of every record so far; `None` at the end. Blocks until the frame
+    /// is read.
     ///
     /// # Errors
     ///

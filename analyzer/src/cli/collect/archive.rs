@@ -113,7 +113,9 @@ fn name_without_words(path: &Path) -> String {
 /// For standard output it is a temporary file as well, since the records are analyzed before the manifest is written.
 pub(super) struct Archive {
     tar: tar::Builder<BufWriter<File>>,
+    /// Where the finished archive goes; `-` is standard output.
     target: PathBuf,
+    /// The path of the temporary file.
     partial: tempfile::TempPath,
     /// The names of the members.
     names: HashSet<String>,

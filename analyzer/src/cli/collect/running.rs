@@ -87,6 +87,7 @@ impl Asked {
 /// The records and stacks that ranks gave, and why others gave none.
 struct Gathered<'a> {
     archive: &'a mut Archive,
+    /// The name of this host.
     host: String,
     /// Ranks whose records are in the archive, or in a ring on this node.
     records: BTreeSet<Rank>,

@@ -38,7 +38,9 @@ struct SearchedPath {
 
 /// The rings of one job, or the dumps below one path.
 struct Records {
+    /// What the records are, for a line of the list.
     description: String,
+    /// What is judged: the folder of the rings, or the files.
     paths: Vec<PathBuf>,
     /// The command that repeats the analysis.
     command: String,

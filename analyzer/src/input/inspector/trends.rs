@@ -11,8 +11,11 @@ pub(super) struct OperationKind {
     pub(super) communicator: String,
     /// The communicator's name; empty if it was not logged.
     pub(super) name: String,
+    /// The number of ranks of the communicator.
     pub(super) ranks: u32,
+    /// NCCL's function, such as `AllReduce`.
     pub(super) function: String,
+    /// The size of the message, bytes.
     pub(super) bytes: u64,
 }
 
@@ -28,6 +31,7 @@ pub(super) struct Sample {
 /// The records of one kind of operation on one rank, in the order of the log, thinned out evenly.
 #[derive(Debug, Default)]
 pub(super) struct Series {
+    /// The number of records, also of those that are not kept.
     records: u64,
     /// Of every `1 << thinned` records, the first is kept.
     thinned: u32,

@@ -21,6 +21,7 @@ enum NumberMeaning {
 struct Numbered {
     /// The text with each number replaced by `#`.
     series: String,
+    /// The numbers in their order, each with its meaning.
     numbers: Vec<(NumberMeaning, u64)>,
 }
 

@@ -12,6 +12,7 @@ pub(super) const LARGE_FILE: u64 = 32 << 20;
 
 /// The counters of unpacked bytes, and the lock for large files, that the threads of one load share.
 pub(super) struct Sums {
+    /// Locked while a large file is in memory.
     large: Mutex<()>,
     /// Bytes of all packed inputs that were opened, and what they have been unpacked to.
     packed: AtomicU64,

@@ -20,7 +20,8 @@ pub struct Unsearched<'a> {
 }
 
 /// Calls `found` with every regular file below `folder` that is neither hidden nor a launch record, in no particular
-/// order. Hidden folders are not entered. A hidden file may be a dump that is still being written.
+/// order. Blocks until all folders are listed. Hidden folders are not entered. A hidden file may be a dump that is
+/// still being written.
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
 /// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unsearched` is called

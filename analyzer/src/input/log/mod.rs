@@ -43,8 +43,8 @@ pub fn may_begin(head: &[u8]) -> bool {
     !is_binary && !is_document && !text.is_empty()
 }
 
-/// Reads a log to its end. `rank` is the rank in the name of the file; it counts only if no line has a label with a
-/// rank.
+/// Reads a log to its end, and blocks until then. `rank` is the rank in the name of the file; it counts only if no line
+/// has a label with a rank.
 ///
 /// # Errors
 /// If `input` cannot be read.

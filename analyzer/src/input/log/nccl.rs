@@ -10,7 +10,9 @@ use rcomm_verdict::logs::Event;
 pub(super) struct Membership {
     /// The process, as `host:pid`.
     pub(super) process: String,
+    /// Its rank in the communicator.
     pub(super) rank: Rank,
+    /// The number of ranks of the communicator.
     pub(super) nranks: u32,
 }
 

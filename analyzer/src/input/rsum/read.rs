@@ -140,7 +140,9 @@ type Count<'a> = &'a mut dyn FnMut(u64) -> io::Result<()>;
 struct PartReader<'a, R> {
     input: GzDecoder<R>,
     count: Count<'a>,
+    /// The rows of all parts so far.
     tables: WireTables,
+    /// The size of all parts with tables so far, bytes after unpacking.
     table_bytes: usize,
     /// The failures of the next record, and when its process closed its ring (ns since the epoch; 0 if unknown).
     ended: (Vec<Failure>, i64),

@@ -150,13 +150,16 @@ struct Group {
 struct Columns {
     /// The difference from the previous operation.
     record_id: Vec<i64>,
+    /// Index of a group of the record.
     group: Vec<u32>,
     /// The difference from the previous operation of the same group; also in the next two columns.
     collective_seq_id: Vec<i64>,
     p2p_seq_id: Vec<i64>,
     op_id: Vec<i64>,
+    /// Index of a signature of the record; the next column, of a stack.
     signature: Vec<u32>,
     stack: Vec<Option<u32>>,
+    /// The code of the operation; the next column, of its state.
     op: Vec<u8>,
     state: Vec<u8>,
     /// Bits: [`RETIRED`], [`IS_P2P`].
@@ -173,6 +176,7 @@ struct Columns {
     completed: Vec<Option<i64>>,
     duration_ms: Vec<Option<f32>>,
     timeout_ms: Vec<u64>,
+    /// Index of a thread of the record.
     thread: Vec<Option<u32>>,
 }
 

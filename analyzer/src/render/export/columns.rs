@@ -265,13 +265,17 @@ struct Instance<'a> {
 /// One row of the table `collectives`: the entries of a collective on all ranks, combined.
 #[derive(Default)]
 struct Joined {
+    /// The name of the operation that was added last.
     op: &'static str,
     /// For each rank with an entry of the collective: whether all its entries have completed. In a coalesced block a
     /// rank has several.
     ranks: BTreeMap<Option<Rank>, bool>,
+    /// The largest input of an entry, bytes.
     bytes: Option<i64>,
+    /// When the collective was first issued, ns since the epoch; the next field: when it was last issued.
     first_created: Option<i64>,
     last_created: Option<i64>,
+    /// The longest duration, ms.
     max_duration: Option<f32>,
 }
 

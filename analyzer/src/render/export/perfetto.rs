@@ -54,6 +54,7 @@ type InstanceKey = (u32, u64, u32);
 /// The slices of all ranks that arrows connect.
 #[derive(Default)]
 struct Joins {
+    /// The slices of the members of each collective.
     collectives: BTreeMap<InstanceKey, Vec<Slice>>,
     /// By group: the receive and the send of each message.
     messages: BTreeMap<(u32, Message), [Option<Slice>; 2]>,
@@ -268,6 +269,7 @@ fn has_completed(entry: &Entry, recorder: Recorder) -> bool {
 /// The lanes of one group on one rank; each is a thread of the trace. Slices of one lane must not overlap, so
 /// operations that do are on several lanes.
 struct Lanes {
+    /// The number of the first lane's thread.
     first: u32,
     /// When each lane becomes free, ns from the origin.
     ends: Vec<i64>,

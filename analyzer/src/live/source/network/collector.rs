@@ -25,6 +25,7 @@ pub struct CollectorSource {
     /// The newest report that was read, and the number of its snapshot.
     last: Option<(u64, Arc<Report>)>,
     records: RecordsFollower,
+    /// Whether the collector serves records, as far as its answers have shown.
     serves_records: bool,
 }
 

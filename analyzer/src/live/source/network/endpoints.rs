@@ -27,6 +27,7 @@ const MOST_ANSWERED: usize = 4 << 30;
 
 /// The endpoints of a job as a source; see the module.
 pub struct EndpointSource {
+    /// The addresses that the user named.
     given: Vec<EndpointAddress>,
     store: Option<HostPort>,
     token: Option<EndpointToken>,

@@ -60,6 +60,7 @@ pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 /// The thread that waits for an answer ends by the deadline of its poll. It is not joined: a program that has its
 /// verdict must not keep running because of a rank that is frozen.
 pub(super) struct RankPoller<A> {
+    /// Answers that came after their poll was over.
     late: Arc<Mutex<Vec<A>>>,
 }
 

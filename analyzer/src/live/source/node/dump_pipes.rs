@@ -115,7 +115,7 @@ impl DumpOfProcess {
     }
 
     /// The path and the content of the dump that was written since [`of`](Self::of); `None` if there is none yet,
-    /// only a part of it, more than 1 GiB, or what is no dump.
+    /// only a part of it, more than 1 GiB, or what is no dump. Blocks until the file is read.
     pub fn read_new(&self) -> Option<(PathBuf, Vec<u8>)> {
         self.files.iter().find_map(|(path, before)| {
             let file = File::open(path).ok()?;

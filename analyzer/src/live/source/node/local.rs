@@ -21,6 +21,7 @@ pub struct LocalSource {
     processes: ProcessSource,
     /// The job that `processes` was made for; `None` if it may show any job.
     named: Option<String>,
+    /// Whether the last poll showed processes and not rings.
     shows_processes: bool,
     /// When a process with a ring was last seen alive.
     rings_last_alive: Option<Instant>,

@@ -44,6 +44,7 @@ impl RankProcess {
     /// The processes on this node whose environment this user may read, and in which a launcher has set a rank and
     /// `MASTER_ADDR`: by rank, then by process id. Shells and other programs that only start a rank are left out. So
     /// are processes whose parent is another process of the same rank and job, unless the parent only starts ranks.
+    /// Blocks until all processes in `/proc` are read.
     pub fn list() -> Vec<Self> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let found: HashMap<u32, (Self, Option<u32>)> = entries

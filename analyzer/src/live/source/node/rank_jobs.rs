@@ -74,7 +74,7 @@ impl RankJob {
     }
 
     /// The jobs of this node whose processes' environments this user may read; in the order of
-    /// [`group`](Self::group).
+    /// [`group`](Self::group). Blocks as [`RankProcess::list`] does.
     pub fn of_node() -> Vec<Self> {
         Self::group(RankProcess::list())
     }

@@ -22,7 +22,7 @@ pub enum TableError {
     /// There is no table of this name.
     #[error("no table {0:?}; the tables are entries, collectives, groups and findings")]
     NoTable(String),
-    /// A statement that is not a query.
+    /// A statement that is not a query: its first word.
     #[error(
         "{0:?} is no query; a query begins with `select`, `with`, `from`, `explain` or `show tables`"
     )]
@@ -90,7 +90,7 @@ impl Tables {
     }
 
     /// Answers a query over the four tables, in polars' SQL; it begins with `select`, `with`, `show`, `explain` or
-    /// `from`.
+    /// `from`. Blocks until the answer is computed.
     ///
     /// # Errors
     /// [`TableError::NotAQuery`] if `sql` is not a query; [`TableError::OrdinalZero`] if it names column 0;

@@ -12,6 +12,7 @@ const MAX_RANKS: usize = 24;
 
 /// The records, with the groups and the ranks that the page shows.
 pub(super) struct ShownRecords<'a> {
+    /// The dumps that state their rank.
     pub(super) dumps: Vec<(Rank, &'a Dump)>,
     /// Groups with a matrix: those that errors and warnings or their evidence name, then those with operations in
     /// flight, then the others in the report's order.

@@ -25,6 +25,7 @@ const COLORS: usize = 6;
 
 /// The time span that is shown, ns since the epoch.
 struct TimeSpan {
+    /// When the median rank issued its oldest operation that is shown.
     start: i64,
     /// When the last operation was issued.
     last: i64,

@@ -63,7 +63,9 @@ pub struct ProcessFacts {
 /// Reads facts about the processes of the ranks with rings on this node.
 pub struct RingProcessFacts {
     source: Mutex<RingSource>,
+    /// The folder of the kernel's files: `/proc`.
     proc: PathBuf,
+    /// The program that is asked about the GPUs: `nvidia-smi`.
     program: PathBuf,
     /// Whether `nvidia-smi` failed to answer once. Then it is not started again, since it cannot always be ended.
     gpu_hangs: AtomicBool,

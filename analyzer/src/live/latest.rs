@@ -76,7 +76,8 @@ impl Slot {
     }
 }
 
-/// The last answer of one source. The fields from `problems` on are those of its [`Poll`].
+/// The last answer of one source. The fields from `problems` on come from its [`Poll`]s; a launch record stays once it
+/// was seen, until a restart.
 #[derive(Default)]
 pub(super) struct Feed {
     pub(super) status: SourceStatus,

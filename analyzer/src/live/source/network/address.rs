@@ -87,7 +87,7 @@ impl HostPort {
             let _ = sender.send(found);
         })?;
         let name = &self.host;
-        match receiver.recv_timeout(left(deadline)?) {
+        match receiver.recv_timeout(time_left(deadline)?) {
             Ok(Ok(found)) if found.is_empty() => {
                 Err(io::Error::other(format!("the name {name} has no address")))
             }
@@ -106,7 +106,7 @@ impl HostPort {
     pub(super) fn connect(&self, deadline: Instant) -> io::Result<Timed> {
         let mut failure = None;
         for address in self.resolve(deadline)? {
-            match TcpStream::connect_timeout(&address, left(deadline)?) {
+            match TcpStream::connect_timeout(&address, time_left(deadline)?) {
                 Ok(stream) => {
                     stream.set_nodelay(true)?;
                     return Ok(Timed { stream, deadline });
@@ -119,7 +119,7 @@ impl HostPort {
 }
 
 /// The time until the deadline; an error if it has passed.
-pub(super) fn left(deadline: Instant) -> io::Result<Duration> {
+fn time_left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(io::Error::new(
@@ -154,14 +154,16 @@ fn clear_timeout(error: io::Error) -> io::Error {
 
 impl Read for Timed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(left(self.deadline)?))?;
+        self.stream
+            .set_read_timeout(Some(time_left(self.deadline)?))?;
         self.stream.read(into).map_err(clear_timeout)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(left(self.deadline)?))?;
+        self.stream
+            .set_write_timeout(Some(time_left(self.deadline)?))?;
         self.stream.write(from).map_err(clear_timeout)
     }
 

@@ -1,4 +1,4 @@
-//! Tests sources against real sockets, with recorded answers of real jobs.
+//! Tests sources: worker servers and collectors on real sockets, and the rings of several attempts.
 #![forbid(unsafe_code)]
 
 mod attempts;

@@ -1,5 +1,5 @@
-//! `rcomm-fr collect --ask`: the records of ranks that run, by the pipes of PyTorch's NCCL backend and by PyTorch's
-//! worker servers.
+//! `rcomm-fr collect --ask`: the records of ranks that run: their rings, and what they give by the pipes of PyTorch's
+//! NCCL backend and by PyTorch's worker servers.
 
 use crate::collect::{DUMPS, read_archive};
 use crate::program::{DEADLINE, Run, finish, rcomm_fr, run};

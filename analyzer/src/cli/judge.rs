@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What is kept in memory after the judgement.
+/// What is kept in memory after the judgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     /// Only the report. While records are judged, 56 bytes of each operation are held; `--redact` needs all records.
@@ -26,13 +26,14 @@ pub(super) enum Keep {
 /// A report, with its dumps if they were kept.
 pub(super) struct Judged {
     pub(super) report: Report,
-    /// The dumps in ascending order of rank; empty unless they were kept.
+    /// The dumps in ascending order of rank, without those that were set aside; empty unless they were kept.
     pub(super) dumps: Vec<Dump>,
     /// Whether an archive of `collect` was read, which may come from another node.
     pub(super) from_archive: bool,
 }
 
-/// Reads all records below `paths`, and further records of the same jobs on this node, and judges them.
+/// Reads all records below `paths`, and further records of the same jobs on this node, and judges them. Logs, stacks and
+/// reports of NCCL's RAS below `paths` are joined to the report.
 ///
 /// # Errors
 ///

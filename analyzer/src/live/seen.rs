@@ -215,9 +215,10 @@ pub(super) fn set_remarks(watched: &[Watched], ranks: &mut [RankView]) {
 type NewFinding = fn(Vec<Rank>, String) -> Finding;
 
 /// The findings from NCCL's reports: processes that NCCL considers dead or that do not answer it, errors on its
-/// communicators, and ranks whose launch counts have been behind without a change for `overdue`. The last kind is left
-/// out if the state of the job `is_explained` by other findings. In each communicator, only the first kind of operation
-/// and the first count that are behind become a finding.
+/// communicators, and ranks whose launch counts have been behind without a change for `overdue` at the time `at`, as
+/// [`Moment::elapsed`](super::Moment::elapsed). The last kind is left out if the state of the job `is_explained` by
+/// other findings. In each communicator, only the first kind of operation and the first count that are behind become a
+/// finding.
 pub(super) fn library_findings(
     watched: &[Watched],
     ranks: &[RankView],

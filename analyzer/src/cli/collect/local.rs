@@ -28,9 +28,9 @@ enum Origin {
     Found,
 }
 
-/// Adds the named files and the records below the named folders. Returns a sentence on each link that was not followed:
-/// the job may be complete without what the link leads to, so that is no absence. Fails if the archive cannot be
-/// written.
+/// Adds the named files and the records below the named folders. What cannot be read becomes an absence. Returns a
+/// sentence on each link that was not followed: the job may be complete without what the link leads to, so that is no
+/// absence. Fails if the archive cannot be written.
 pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Vec<String>, Failure> {
     let host = this_host();
     let absent =

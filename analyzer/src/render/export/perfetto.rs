@@ -3,8 +3,8 @@
 //! A rank is shown as a process, a group as a thread (as several if its operations overlap), and an operation as a
 //! slice from its issue to its completion, which includes the wait for other ranks. Arrows lead from the member that
 //! arrived last to those that waited for it, and from a send to its receive. A pending operation extends to the end of
-//! the trace and is marked as pending. If it is unknown when an operation completed, its slice is as long as the
-//! measured duration, or has no length.
+//! the trace and is marked as pending; so does one that failed at an unknown time, which is marked as failed. If it is
+//! unknown when an operation completed, its slice is as long as the measured duration, or has no length.
 //!
 //! Times are the hosts' own wall clocks minus a common origin. If clocks disagree, arrows can point backwards in time.
 

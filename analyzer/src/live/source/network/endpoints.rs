@@ -136,7 +136,7 @@ impl EndpointSource {
         }
     }
 
-    /// Finds the ranks of the newest attempt in the store, if a store was named.
+    /// Finds the ranks of the newest attempt in the store, if a store was named, and drops those of an earlier one.
     fn find_in_store(&mut self, deadline: Instant) -> Result<(), SourceError> {
         let Some(store) = self.store.clone() else {
             return Ok(());

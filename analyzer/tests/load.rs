@@ -90,7 +90,7 @@ fn folders_that_are_too_deep_are_named_and_not_left_out_in_silence() {
     let (dumps, loaded) = load_path(folder.path());
     assert_eq!(ranks(&dumps), [0]);
     let [problem] = &loaded.problems[..] else {
-        panic!("{:?}", loaded.problems)
+        panic!("one folder is too deep: {:?}", loaded.problems)
     };
     assert_eq!(problem.code, Code::N301, "{problem:?}");
     assert_eq!(problem.path, deep.display().to_string());
@@ -125,7 +125,7 @@ fn a_cut_file_gives_what_came_before() {
     assert_eq!(ranks(&dumps), [0, 1]);
     assert_eq!((dumps[0].cut, dumps[1].cut), (false, true));
     let [problem] = &loaded.problems[..] else {
-        panic!("{:?}", loaded.problems)
+        panic!("one file is cut: {:?}", loaded.problems)
     };
     assert_eq!(problem.code, Code::N301);
     assert!(
@@ -252,7 +252,7 @@ fn absences_in_an_archive_become_problems() {
     let (dumps, loaded) = load_path(folder.path());
     assert_eq!(ranks(&dumps), [0]);
     let [problem] = &loaded.problems[..] else {
-        panic!("{:?}", loaded.problems)
+        panic!("one file is absent: {:?}", loaded.problems)
     };
     assert!(
         problem
@@ -291,7 +291,7 @@ fn of_two_records_of_one_rank_the_newer_is_used_in_any_order() {
             let mut problems = report.problems.iter();
             let set_aside = problems
                 .find(|problem| problem.code == Code::N300)
-                .unwrap_or_else(|| panic!("{:?}", report.problems));
+                .unwrap_or_else(|| panic!("one record is set aside: {:?}", report.problems));
             assert!(set_aside.path.ends_with(names[0]), "{}", set_aside.path);
         }
     }
@@ -369,7 +369,7 @@ fn a_file_larger_than_allowed_is_left_aside() {
     let (dumps, loaded) = load_all(&[folder.path().to_owned()], &options).unwrap();
     assert_eq!(ranks(&dumps), [0]);
     let [packed, plain] = &loaded.problems[..] else {
-        panic!("{:?}", loaded.problems)
+        panic!("two files are too large: {:?}", loaded.problems)
     };
     assert!(packed.sentence.contains("larger than 97.7 KiB"));
     assert_eq!(packed.sentence, plain.sentence);
@@ -475,7 +475,7 @@ fn a_file_of_another_format_is_named_as_not_read() {
     let (_, loaded) = load_path(folder.path());
     let sentences: Vec<&str> = loaded.problems.iter().map(|p| &*p.sentence).collect();
     let [zip, xz] = sentences[..] else {
-        panic!("{sentences:?}")
+        panic!("both files are problems: {sentences:?}")
     };
     assert!(zip.contains("zip files are not read"), "{zip}");
     assert!(xz.contains("xz files are not read"), "{xz}");

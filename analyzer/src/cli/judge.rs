@@ -32,8 +32,8 @@ pub(super) struct Judged {
     pub(super) from_archive: bool,
 }
 
-/// Reads all records below `paths`, and further records of the same jobs on this node, and judges them. Logs, stacks and
-/// reports of NCCL's RAS below `paths` are joined to the report.
+/// Reads all records below `paths`, and further records of the same jobs on this node, and judges them. Logs, stacks
+/// and reports of NCCL's RAS below `paths` are joined to the report.
 ///
 /// # Errors
 ///

@@ -447,7 +447,7 @@ mod tests {
         assert!(found(30, true).is_empty(), "a record explains more");
         let findings = found(30, false);
         let [finding] = findings.as_slice() else {
-            panic!("{findings:?}");
+            panic!("one rank is behind: {findings:?}");
         };
         assert_eq!(
             (finding.code, finding.culprit_ranks.as_slice()),

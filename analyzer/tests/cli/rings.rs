@@ -280,7 +280,7 @@ fn a_dump_that_cannot_be_written_does_not_hide_those_that_were() {
     assert_eq!(dumped.stdout, written.concat());
     let lines: Vec<&str> = dumped.stderr.lines().collect();
     let [other, first] = lines[..] else {
-        panic!("{dumped:?}");
+        panic!("two dumps cannot be written: {dumped:?}");
     };
     assert!(
         other.starts_with("not written: ") && other.contains("/dumps/c"),

@@ -56,7 +56,10 @@ fn the_time_out_of_a_culprit_contradicts_only_a_finding_that_it_never_issued_the
         let alone = judge(std::slice::from_ref(records));
         let first = &alone.findings[0];
         assert_eq!(first.code, code, "{}", first.sentence);
-        let (culprit, seq) = (first.culprit_ranks[0], first.seq.expect("a number"));
+        let (culprit, seq) = (
+            first.culprit_ranks[0],
+            first.seq.expect("the finding has a number"),
+        );
         let folder = tempfile::tempdir().expect("a temporary directory can be made");
         let log = folder.path().join("job.log");
         let lines = timed_out(culprit, seq, "ALLREDUCE", 512, seq).join("\n");

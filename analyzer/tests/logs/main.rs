@@ -370,7 +370,7 @@ fn an_exception_without_a_rank_is_named_if_only_an_exit_code_is_known_besides() 
     ];
     let report = judge_lines(&traceback.map(str::to_owned));
     let [finding] = &report.findings[..] else {
-        panic!("{report:?}")
+        panic!("the log has one finding: {report:?}")
     };
     let expected = format!(
         "the process 30495 of local rank 0 ended with exit code 1; an exception without a rank is in line 4: {error}"

@@ -206,7 +206,7 @@ fn a_pickle_of_the_nccl_recorder_brings_its_call_stacks() {
     assert_eq!(poll.observations.len(), files.len());
     for observation in &poll.observations {
         let Seen::Changed(dump) = &observation.seen else {
-            panic!("{observation:?}");
+            panic!("the first poll reads every ring: {observation:?}");
         };
         assert_eq!(dump.recorder, Recorder::Nccl);
         assert!(!dump.frames.is_empty());

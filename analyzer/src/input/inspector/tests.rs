@@ -33,7 +33,7 @@ fn records_are_counted_by_rank_and_give_a_change_and_a_bandwidth() {
         (2, 200, 0)
     );
     let [trend] = &trends.trends[..] else {
-        panic!("{:?}", trends.trends);
+        panic!("all records are of one kind: {:?}", trends.trends);
     };
     assert_eq!((&*trend.function, trend.bytes), ("AllReduce", 1 << 34));
     assert_eq!(trend.change, Some(1.0));

@@ -162,11 +162,13 @@ mod tests {
             "Thread 0x00007f00 (most recent call first):\n  File \"train.py\", line 3 in step\n";
         fs::write(folder.path().join("rank_1.txt"), stacks).expect("a file can be written");
         let mut follower = Follower::new(vec![folder.path().to_owned()]);
-        let poll = follower.poll(&LoadOptions::default(), |change| panic!("{change:?}"));
+        let poll = follower.poll(&LoadOptions::default(), |change| {
+            panic!("stacks are no change: {change:?}")
+        });
         let poll = poll.expect("the path is no pattern");
         let problems = poll.expect("a file is new").problems;
         let [problem] = problems.as_slice() else {
-            panic!("{problems:?}");
+            panic!("one file is left aside: {problems:?}");
         };
         assert!(problem.path.ends_with("rank_1.txt"), "{problem:?}");
         assert!(problem.sentence.contains("left aside"), "{problem:?}");

@@ -148,7 +148,7 @@ fn a_line_of_an_nccl_process_gets_the_rank_of_its_largest_communicator() {
          n1:534:1900 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n",
     );
     let [attempt] = log.attempts.as_slice() else {
-        panic!("{log:?}");
+        panic!("the log has one attempt: {log:?}");
     };
     assert_eq!(attempt.world_size, Some(8));
     assert_eq!(attempt.facts.len(), 1);

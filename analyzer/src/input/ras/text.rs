@@ -362,7 +362,7 @@ Warnings
     fn dead_ranks_and_ranks_that_are_behind_are_read() {
         let communicators = read(REPORT.as_bytes()).expect("the text is a report");
         let [communicator] = communicators.as_slice() else {
-            panic!("{communicators:?}");
+            panic!("the report lists one communicator: {communicators:?}");
         };
         assert_eq!(communicator.size, 8);
         let states: Vec<_> = communicator

@@ -136,7 +136,10 @@ fn a_report_in_json_is_read_with_its_missing_ranks() {
     let mut source = RasSource::new(address);
     let poll = source.poll(soon()).expect("the server answers");
     let [communicator] = poll.communicators.as_slice() else {
-        panic!("{:?}", poll.communicators);
+        panic!(
+            "the report lists one communicator: {:?}",
+            poll.communicators
+        );
     };
     assert_eq!((communicator.size, poll.world_size), (4, Some(4)));
     let states: Vec<_> = communicator

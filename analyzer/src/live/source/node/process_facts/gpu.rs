@@ -293,7 +293,7 @@ mod tests {
             match Gpus::read(program, deadline) {
                 Ok(gpus) => return gpus,
                 Err(_) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
-                Err(error) => panic!("{error:?}"),
+                Err(error) => panic!("the program gives no answer: {error:?}"),
             }
         }
     }

@@ -143,7 +143,7 @@ fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
         let limit = LIMIT.as_secs();
         return Err(Some(format!("{name} did not end within {limit} s")));
     }
-    let printed = py_spy::read_output(output).map_err(Some)?;
+    let printed = py_spy::read_output(output).map_err(|why| Some(format!("{name}: {why}")))?;
     let mut threads = (tool.read)(&printed);
     threads.retain(|(_, frames)| !frames.is_empty());
     let main = threads.iter().position(|(id, _)| *id == u64::from(pid));

@@ -112,8 +112,8 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     let processes = job.map_or(vec![], |job| job.processes);
     if args.ask && processes.is_empty() {
         asked.notes.push(
-            "no process with RANK and MASTER_ADDR of the job is visible on this node: run this as the job's user, in \
-             its container"
+            "no process with RANK, WORLD_SIZE and MASTER_ADDR of the job is visible on this node: run this as the \
+             job's user, in its container"
                 .to_owned(),
         );
     }

@@ -90,7 +90,7 @@ fn how_to_get_records(jobs: &[RankJob], environment: &dyn Fn(&str) -> Option<OsS
     let first = jobs.first().and_then(|job| job.processes.first());
     match jobs {
         [] => text.push_str(
-            "\nno process with RANK and MASTER_ADDR is visible here; in this environment:\n",
+            "\nno process with RANK, WORLD_SIZE and MASTER_ADDR is visible here; in this environment:\n",
         ),
         [_, others @ ..] => {
             let _ = writeln!(text, "\n{}", heading(jobs));

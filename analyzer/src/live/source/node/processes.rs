@@ -304,7 +304,7 @@ impl Source for ProcessSource {
             self.update(RankProcess::without_rings())
         };
         let Some(first) = self.ranks.values().next().map(|rank| rank.launched.clone()) else {
-            return Err(nothing());
+            return Err(no_process());
         };
         let world_size = Some(first.world_size);
         let had_servers = self.has_servers;
@@ -363,7 +363,7 @@ impl StackRequests for ProcessStacks {
     fn take(&self, deadline: Instant) -> Result<TakenStacks, SourceError> {
         let processes = RankProcess::shown(&self.0);
         let Some(first) = processes.first() else {
-            return Err(nothing());
+            return Err(no_process());
         };
         if let Some(store) = first.store() {
             let mut servers = WorkerServerSource::in_store(store, Some(first.launched.world_size));
@@ -378,9 +378,10 @@ impl StackRequests for ProcessStacks {
     }
 }
 
-fn nothing() -> SourceError {
+/// The error if no process of a rank without a ring is found.
+fn no_process() -> SourceError {
     SourceError::Nothing {
-        what: "no process with RANK and MASTER_ADDR is visible on this node".to_owned(),
+        what: "no process with RANK, WORLD_SIZE and MASTER_ADDR is visible on this node".to_owned(),
         hint: "look on a node of the job, as its user".to_owned(),
     }
 }

@@ -18,7 +18,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `guarded` | a recorder that does nothing in a forked child |
-//! | `table` | opening, groups, call sites, signatures |
+//! | `table` | opening and closing, the path of the ring, groups, call sites, signatures |
 //! | `operation` | operations: begin to retired |
 //! | `outcome` | results of calls: codes, texts, the last error |
 //! | `status` | phase, step, heartbeat |

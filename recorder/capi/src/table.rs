@@ -1,4 +1,4 @@
-//! Opening and closing a ring; groups, call sites and signatures.
+//! Opening and closing a ring, and its path; groups, call sites and signatures.
 
 use crate::guarded::ForkGuarded;
 use crate::outcome::{RCOMM_RECORDER_NONE, call, quietly, text};

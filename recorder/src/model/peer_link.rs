@@ -1,4 +1,4 @@
-//! What a process knows of its connections to its peers and to the store.
+//! What a process knows of its connections to its peers and to the store, and since when it waits for them.
 
 use super::{GroupId, Rank};
 use serde::{Deserialize, Serialize};
@@ -26,9 +26,10 @@ pub struct WaitingOperation {
     pub is_p2p: bool,
 }
 
-/// All connections of a process to one other end, as the process saw them last.
+/// All connections of a process to one other end, as the process saw them last. A peer that is reached over shared
+/// memory alone has no connection: of it only the wait is recorded.
 ///
-/// Times are wall clock, ns since the epoch; 0 = never or not known.
+/// Times are by the wall clock, ns since the epoch; 0 = never or not known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PeerLink {
     /// The other end.
@@ -36,7 +37,8 @@ pub struct PeerLink {
     /// When the other end last gave a sign of life: bytes, or an acknowledgment by its system. For a store, the time
     /// of its last reply.
     pub heard_ns: i64,
-    /// When the process looked at the connections last. A silence ends here, not when the record was taken.
+    /// When the process looked at the connections last: the silence is measured up to here, not up to when the record
+    /// was taken.
     pub sampled_ns: i64,
     /// Since when an operation, or a request to the store, waits for the other end; 0 = none does.
     pub waited_since_ns: i64,
@@ -50,7 +52,8 @@ pub struct PeerLink {
     pub unacknowledged: u32,
     /// The number of the system's last error; 0 = none.
     pub errno: u32,
-    /// Time between two signs of life on an idle connection, ms; 0 = there are none.
+    /// Time between two signs of life on an idle connection, ms; 0 if unknown, or if an idle connection gives
+    /// none.
     pub interval_ms: u32,
 }
 
@@ -71,8 +74,8 @@ impl PeerLink {
         }
     }
 
-    /// Time from the last sign of life to the last sample, ns. `None` if one of the two times is unknown, or if an idle
-    /// connection gives no signs of life.
+    /// Time from the last sign of life to the last sample, ns. `None` if one of the two times is unknown, or if
+    /// [`interval_ms`](Self::interval_ms) is 0.
     pub fn silence_ns(&self) -> Option<i64> {
         let is_known = self.heard_ns > 0 && self.sampled_ns > 0 && self.interval_ms > 0;
         is_known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))

@@ -13,9 +13,9 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum EndpointAddress {
-    /// A unix socket on this host.
+    /// The path of a unix socket on the endpoint's host.
     Unix(PathBuf),
-    /// A TCP port.
+    /// An IP address and a TCP port.
     Tcp(SocketAddr),
 }
 
@@ -70,7 +70,8 @@ impl EndpointToken {
         let token = token.into();
         if token.len() < 16 || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(Error::InvalidConfig(
-                "an endpoint token must be at least 16 visible ASCII characters".to_owned(),
+                "an endpoint token must have at least 16 characters, all of them visible ASCII and no spaces"
+                    .to_owned(),
             ));
         }
         Ok(Self(token))
@@ -100,7 +101,7 @@ pub struct PeerEndpoint {
 /// finds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointNotice {
-    /// The endpoint.
+    /// The address of the rank's endpoint.
     pub address: EndpointAddress,
     /// The rank's host, as reported by the rank: the path of a unix socket is valid on that host only.
     pub host: String,
@@ -161,7 +162,8 @@ pub struct GroupAnswer {
 
 /// Header of the answer to `GET /dump`: the number that a later request sends as `since` to get only the changes.
 pub(super) const CHANGE_HEADER: &str = "rcomm-change";
-/// Header of the answer to `GET /dump?since=N`: N, if the answer contains only the changes since the answer N.
+/// Header of the answer to `GET /dump?since=N`: N, if the answer contains only what changed since
+/// answer N; absent if it contains the whole record.
 pub(super) const SINCE_HEADER: &str = "rcomm-since";
 /// Header of the answer to `GET /dump`: the capacity of the ring, in operations.
 pub(super) const ENTRIES_HEADER: &str = "rcomm-entries";

@@ -31,7 +31,7 @@ pub struct PeerFacts {
     pub unacknowledged: u32,
     /// The number of the system's last error; 0 = none.
     pub errno: u32,
-    /// Time between two signs of life on an idle connection; 0 = there are none.
+    /// Time between two signs of life on an idle connection; 0 if unknown, or if an idle connection gives none.
     pub interval: Duration,
 }
 

@@ -115,7 +115,7 @@ impl<const N: usize> SlotRing<N> {
     ) -> Result<(), Missed> {
         let slot = self.slot(memory, id)?;
         let mut old = slot[0].load(Ordering::Relaxed);
-        for _ in 0..M::RETRIES {
+        for _ in 0..M::TRIES {
             if id_of(old) >= id {
                 return Err(Missed::Reused);
             }
@@ -152,7 +152,7 @@ impl<const N: usize> SlotRing<N> {
     ) -> Result<(), Missed> {
         let slot = self.slot(memory, id)?;
         let mut old = slot[0].load(Ordering::Relaxed);
-        for _ in 0..M::RETRIES {
+        for _ in 0..M::TRIES {
             if id_of(old) != id {
                 return Err(Missed::Reused);
             }

@@ -68,7 +68,7 @@ impl ModelMemory {
 
 impl Memory for ModelMemory {
     type Word = ModelWord;
-    const RETRIES: u32 = 2;
+    const TRIES: u32 = 2;
 
     fn words(&self) -> &[ModelWord] {
         &self.words

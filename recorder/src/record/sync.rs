@@ -1,8 +1,8 @@
 //! The atomic memory of a ring.
 //!
-//! The ring's protocol is written once, over these traits. In production the memory is a mapping of standard
-//! atomics ([`Map`](super::file::map::Map)); under the model checker it is loom's, so that the code that is checked
-//! is the code that runs.
+//! The ring's protocol is written once, over these traits, so that the code that the model checker checks is the code
+//! that runs. A process maps its own ring as standard atomics ([`Map`](super::file::map::Map)), and reads the file of
+//! another process's ring ([`View`](super::file::view::View)); under the model checker the words are loom's.
 
 use std::sync::atomic::{self, AtomicU64, Ordering};
 
@@ -24,8 +24,8 @@ pub(crate) trait Word {
 pub(crate) trait Memory {
     type Word: Word;
 
-    /// How often a writer retries on a slot that another writer holds before it gives up.
-    const RETRIES: u32;
+    /// How often a writer tries to claim a slot, the first try included, before it gives up.
+    const TRIES: u32;
 
     fn words(&self) -> &[Self::Word];
     fn fence(&self, order: Ordering);
@@ -86,8 +86,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// How often writers retry in production; all tries together take a few microseconds at most.
-pub(crate) const RETRIES: u32 = 64;
+/// [`Memory::TRIES`] in production; all tries together take a few microseconds at most.
+pub(crate) const TRIES: u32 = 64;
 
 /// The production fence.
 #[inline]

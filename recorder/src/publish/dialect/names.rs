@@ -1,4 +1,4 @@
-//! Other recorders' names of operations.
+//! Names of operations and backends: how recorders spell them, and which ones PyTorch's tools accept.
 //!
 //! A dump names an operation `<backend>:<op>[ <peers>]`. The backend may contain a colon, the
 //! operation does not. Names were collected from the dumps of PyTorch's NCCL and gloo recorders, its
@@ -73,23 +73,24 @@ pub(super) fn op_type(name: &str) -> OpType {
     }
 }
 
-/// Whether this is the name of a closing marker such as `ALLGATHER_coalesced`: PyTorch's NCCL recorder closes a block
-/// with `coalesced`, or with the operation's name in capitals before it.
+/// Whether this is an operation's name in capitals before `_coalesced`, such as `ALLGATHER_coalesced`. PyTorch's NCCL
+/// recorder closes a block with such a name, or with `coalesced` alone, which [`OpType::from_name`] knows.
 fn is_closing_marker(name: &str) -> bool {
     name.strip_suffix("_coalesced").is_some_and(|prefix| {
         !prefix.is_empty() && prefix.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
     })
 }
 
-/// The name that PyTorch's tools accept; unchanged if they accept it as it is.
-pub(super) fn known_to_torch(name: &str) -> &str {
+/// The name to write for PyTorch's tools in place of an operation's name; unchanged if they accept it as it is, or if
+/// the operation is unknown.
+pub(super) fn op_name_for_torch(name: &str) -> &str {
     OpType::from_name(name)
         .and_then(OpType::torch_name)
         .unwrap_or(name)
 }
 
-/// The backends that the analyzer of PyTorch 2.15 knows (`Op` in `flight_recorder/components/types.py`): each entry
-/// with another one costs a line of warning.
+/// The backends that the analyzer of PyTorch 2.15 knows (`Op` in `flight_recorder/components/types.py`): for each
+/// entry with another backend it prints a line of warning.
 const BACKENDS_OF_TORCH: [&str; 11] = [
     "nccl",
     "ncclx",
@@ -104,9 +105,9 @@ const BACKENDS_OF_TORCH: [&str; 11] = [
     "c10d",
 ];
 
-/// The name of a backend that PyTorch's tools accept; unchanged if they accept it as it is. `c10d` is what PyTorch's
-/// own recorder writes if it cannot tell the backend.
-pub(super) fn backend_known_to_torch(name: &str) -> &str {
+/// The name to write for PyTorch's tools in place of a backend's name: unchanged if they know it, else `c10d`, which
+/// PyTorch's own recorder writes if it cannot tell the backend.
+pub(super) fn backend_for_torch(name: &str) -> &str {
     match BACKENDS_OF_TORCH.contains(&name) {
         true => name,
         false => "c10d",
@@ -178,7 +179,7 @@ mod tests {
     #[test]
     fn operations_renamed_for_torch_are_read_as_known_operations() {
         for &op in OpType::ALL.iter().filter(|&&op| op != OpType::Other) {
-            assert_ne!(op_type(known_to_torch(op.name())), OpType::Other, "{op}");
+            assert_ne!(op_type(op_name_for_torch(op.name())), OpType::Other, "{op}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! differ only in what [`Encoder`] defines.
 
 use super::keys::{Field, config, failure, peer, rank, reducer, status, top};
-use super::names::{ProfilingName, known_to_torch};
+use super::names::{ProfilingName, op_name_for_torch};
 use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use crate::model::{
     Entry, EntryState, Failure, LinkEnd, OpType, Peer, PeerLink, ProcessGroupInfo, RankStatus,
@@ -460,7 +460,7 @@ fn profiling_name(
     own_rank: Option<u32>,
 ) -> String {
     // Readers take the text after the last colon as the operation, so the operation may not contain a colon.
-    let op = known_to_torch(&signature.op_name).replace(':', "_");
+    let op = op_name_for_torch(&signature.op_name).replace(':', "_");
     let ends = own_rank.and_then(|own| match entry.peer {
         Peer::Rank(peer) if entry.op == OpType::Send => Some(format!(" {own}->{peer}")),
         Peer::Rank(peer) if entry.op == OpType::Recv => Some(format!(" {own}<-{peer}")),

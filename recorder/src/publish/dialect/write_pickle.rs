@@ -3,7 +3,7 @@
 //! Every entry contains its frames; a frame is written once and referred to afterwards.
 
 use super::keys::{Field, frame};
-use super::names::backend_known_to_torch;
+use super::names::backend_for_torch;
 use super::write::{self, Encoder};
 use crate::model::dump::Dump;
 use crate::publish::pickle::PickleWriter;
@@ -104,7 +104,7 @@ impl Encoder for Writer {
     }
 
     fn backend<'a>(&self, name: &'a str) -> &'a str {
-        backend_known_to_torch(name)
+        backend_for_torch(name)
     }
 
     fn stack_tables(&mut self, _: &Dump) {}

@@ -151,7 +151,7 @@ impl Map {
 
 impl Memory for Map {
     type Word = AtomicU64;
-    const RETRIES: u32 = sync::RETRIES;
+    const TRIES: u32 = sync::TRIES;
 
     #[inline]
     fn words(&self) -> &[AtomicU64] {

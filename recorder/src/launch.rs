@@ -29,7 +29,8 @@ pub struct Launched {
 /// A function that looks up an environment variable by name.
 type Environment<'e> = dyn Fn(&str) -> Option<String> + 'e;
 
-/// The names of one launcher's variables; a name is empty if the launcher has no such variable.
+/// The names of one launcher's variables, and how its job's name is found. A name is empty if the launcher has no such
+/// variable.
 struct Dialect {
     rank: &'static str,
     world_size: &'static [&'static str],
@@ -73,19 +74,19 @@ const DIALECTS: [Dialect; 4] = [
 
 impl Launched {
     /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`). Only the first launcher
-    /// whose rank variable is set counts; `None` if there is none, if its rank or world size is not a number, or if the
-    /// rank is not below the world size.
+    /// whose rank variable is set counts; `None` if there is none, if its rank or world size is missing or not a number,
+    /// or if the rank is not below the world size.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
         let names = DIALECTS.iter().find(|names| text(names.rank).is_some())?;
         let rank = number(names.rank)?;
         let world_size = names.world_size.iter().find_map(|name| number(name))?;
-        let of_master = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
+        let master_name = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
         (rank < world_size).then(|| Self {
             rank,
             world_size,
-            job: (names.job)(&text).or_else(of_master),
+            job: (names.job)(&text).or_else(master_name),
             attempt: number(names.attempt).unwrap_or(0),
         })
     }

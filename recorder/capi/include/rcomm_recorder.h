@@ -285,7 +285,7 @@ void rcomm_recorder_retired(const struct rcomm_recorder *recorder,
 // this thread fails.
 const char *rcomm_recorder_last_error(void);
 
-// Names the program's phase from now on, in at most 104 bytes; an empty text ends a phase.
+// Names the program's phase from now on; at most 104 bytes of the name are kept. An empty text ends a phase.
 //
 // # Safety
 // `recorder` is NULL or a valid handle; `name` is NULL or a text.
@@ -330,7 +330,7 @@ int32_t rcomm_recorder_close(struct rcomm_recorder *recorder);
 void rcomm_recorder_leave(struct rcomm_recorder *recorder);
 
 // Writes the path of the ring's file with a terminating zero byte into `buffer`, truncated to its size. Returns the
-// size that it needs in bytes; 0 if the ring is in the process's own memory.
+// size that it needs in bytes; 0 if the ring is in the process's own memory, and if `recorder` is NULL or of the parent.
 //
 // # Safety
 // `recorder` is NULL or a valid handle; `buffer` may be written for `size` bytes, or `size` is 0.

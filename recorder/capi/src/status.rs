@@ -4,7 +4,7 @@ use crate::outcome::{quietly, text};
 use crate::table::Handle;
 use std::ffi::c_char;
 
-/// Names the program's phase from now on, in at most 104 bytes; an empty text ends a phase.
+/// Names the program's phase from now on; at most 104 bytes of the name are kept. An empty text ends a phase.
 ///
 /// # Safety
 /// `recorder` is NULL or a valid handle; `name` is NULL or a text.

@@ -161,7 +161,7 @@ pub unsafe extern "C" fn rcomm_recorder_leave(recorder: *mut Handle) {
 }
 
 /// Writes the path of the ring's file with a terminating zero byte into `buffer`, truncated to its size. Returns the
-/// size that it needs in bytes; 0 if the ring is in the process's own memory.
+/// size that it needs in bytes; 0 if the ring is in the process's own memory, and if `recorder` is NULL or of the parent.
 ///
 /// # Safety
 /// `recorder` is NULL or a valid handle; `buffer` may be written for `size` bytes, or `size` is 0.

@@ -45,7 +45,7 @@ pub enum Peer {
     None,
     /// A receive from any source.
     Any,
-    /// This rank of the group.
+    /// The other end's rank in the group.
     Rank(u32),
 }
 
@@ -129,7 +129,7 @@ fn bytes(sizes: &[Vec<u64>], dtypes: &[String]) -> u64 {
 
 /// One operation on one rank.
 ///
-/// Times are wall clock, ns since the epoch, of the recording host; 0 = not seen.
+/// Times are by the wall clock of the recording host, ns since the epoch; 0 = not seen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// Number of the record in its process, over all groups, ascending in order of issue. Not comparable across ranks.
@@ -154,7 +154,8 @@ pub struct Entry {
     /// Whether the recorder has stopped watching the operation. With recorders whose states are reliable, an entry that
     /// is retired and not completed has failed or timed out.
     pub retired: bool,
-    /// The recorder's own flag; PyTorch's NCCL recorder also sets it on the closing marker of a P2P batch.
+    /// Whether the recorder marked the entry as point-to-point; PyTorch's NCCL recorder also marks the closing marker of
+    /// a P2P batch.
     pub is_p2p: bool,
     /// The other end of a send or receive.
     pub peer: Peer,

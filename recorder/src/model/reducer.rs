@@ -80,9 +80,9 @@ impl ReducerStep {
     /// Maximum number of buckets in the record of a step.
     pub const MAX_BUCKETS: usize = 18;
 
-    /// The bucket that was under way the longest; `None` if there was no bucket.
+    /// The bucket with the longest [`communication_ns`](ReducerBucket::communication_ns); `None` if there was no bucket.
     pub fn slowest_bucket(&self) -> Option<&ReducerBucket> {
-        // If several were under way equally long, the first of them is returned.
+        // Of several that took equally long, the first is returned.
         self.buckets
             .iter()
             .rev()

@@ -10,11 +10,12 @@
 //! | [`narrow_bytes`] | narrow columns | `512`, `1.5G` |
 //! | [`time_of_day`] | clocks | `14:03:26` |
 //! | [`ranks`] | errors of the runtime | `rank 3`, `ranks 1, 2 and 5 more` |
+//! | [`hex`] | identifiers and digests | `00ff` |
 
 use super::Rank;
 use std::time::Duration;
 
-/// The answer of every program to an option's value that is no duration: what to write.
+/// The error of every program about an option's value that is not a duration: it says what to write.
 pub const NO_DURATION: &str = "not a duration: write 500ms, 5s, 2m or 1h";
 
 /// A duration as messages give it: `2.0 s`, `350 ms`, `42 µs`.
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_ages_are_two_dashes() {
+    fn ages_short_times_and_times_of_day_have_their_forms() {
         let ages = [400.0, 9_960.0, 102_400.0, 164_000.0, 720_000.0, 5_400_000.0];
         let shown: Vec<_> = ages.map(|ms| age(Some(ms))).into();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Packs bytes into words: eight per word, little-endian, the last word padded with zeros.
+//! Packs bytes into words and unpacks them: eight per word, little-endian, the last word padded with zeros.
 
 use super::sync::Read;
 

@@ -24,7 +24,7 @@ use crate::model::{
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// How often a slot that changes during the read is read again: well over the time of one update.
+/// How often a slot is read at most while it changes: for well over the time of one update.
 const TRIES: u32 = 1_000;
 
 /// Maximum number of ranks in all groups of one ring together.
@@ -446,7 +446,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         index
     }
 
-    /// The call site of this row.
+    /// The call site of this row; `None` if the table has no such row.
     fn frame(&mut self, row: u32) -> Option<Frame> {
         let section = self.layout.call_sites;
         if row as usize >= self.used(header::CALL_SITES_USED, section.rows) {
@@ -469,7 +469,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         })
     }
 
-    /// The index in the dump of the stack that consists of this row's call site.
+    /// The index in the dump of the stack that consists of this row's call site; `None` if the table has no such row.
     fn stack(&mut self, row: u32) -> Option<u32> {
         if let Some(&known) = self.stack_rows.get(&row) {
             return Some(known);

@@ -12,7 +12,7 @@ use super::sync::{Memory, Read, Word};
 use crate::model::{FailedOperation, Failure, FailureKind, OpType, ProcessGroupInfo};
 use std::sync::atomic::Ordering;
 
-/// How often a slot that changes during the read is read again.
+/// How often a slot is read at most while it changes.
 const TRIES: u32 = 1_000;
 
 type Slots = SlotRing<{ failure::WORDS }>;

@@ -4,7 +4,8 @@
 //! returns a [`Dump`](crate::publish::Dump) of itself. Its input is an [`Operation`] (`operation`). Below it, `ring`
 //! holds slots of atomic words that others read without a lock, and `progress` updates a slot. `layout` defines the
 //! format, `file` is the ring's file and its owner's memory. `signature` encodes signatures, and `tables` stores each
-//! repeated value once. `decode` turns the words back into a dump, for the owner and for readers outside.
+//! repeated value once. `failures`, `peers`, `reducer` and `nccl` hold what a ring has besides operations. `decode`
+//! turns the words back into a dump, for the owner and for readers outside.
 
 pub(crate) mod bytes;
 #[cfg(feature = "endpoint")]

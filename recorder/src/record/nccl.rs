@@ -24,11 +24,11 @@ pub const ALGORITHMS: [&str; 8] = [
 /// NCCL's protocols, by their numbers in a ring; other numbers are unknown.
 pub const PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 
-/// How often a row that changes during the read is read again.
+/// How often a row is read at most while it changes.
 const TRIES: u32 = 100;
 
 /// Adds to a dump the communicators of the ring that it was read from. If the ring is a program's, a communicator has
-/// its number and its group's name, as in the program's dumps. If the ring is that of the plug-in for NCCL, it has its
+/// its hash and its group's name, as in the program's dumps. If the ring is that of the plug-in for NCCL, it has its
 /// group's name, its hash, and its operations and transfers in progress.
 pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout) {
     let anchor = layout::load_anchor(memory);

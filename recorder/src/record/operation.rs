@@ -1,4 +1,5 @@
-//! [`Operation`]: the description of an issued operation, and the handle for its later updates.
+//! [`Operation`]: the description of an issued operation, and the handles that a recorder gives for groups, call sites
+//! and records.
 
 use super::signature::{SignatureId, SignatureKey};
 use crate::model::{OpType, Peer, ReduceOp};
@@ -136,9 +137,11 @@ impl<'a> Operation<'a> {
 /// The handle of a record, for later updates. A ticket is small and can be copied to other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
+    /// The record's id.
     pub(super) id: u64,
     /// `collective_seq_id` + 1; 0 for point-to-point operations, which the status does not count.
     pub(super) sequence: u64,
+    /// The row of the operation's group.
     pub(super) group: u32,
 }
 

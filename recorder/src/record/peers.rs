@@ -9,7 +9,7 @@ use crate::model::{LinkEnd, PeerLink, WaitingOperation};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often a row that changes during the read is read again.
+/// How often a row is read at most while it changes.
 const TRIES: u32 = 1_000;
 
 /// What a process knows of its connections to one other end. Times are on the clock of the records; 0 means never.

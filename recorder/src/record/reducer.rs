@@ -8,7 +8,7 @@ use super::sync::{Memory, Read, Word};
 use crate::model::{GroupId, ReducerBucket, ReducerStep, ReducerSums, ReducerTimes};
 use std::sync::atomic::Ordering;
 
-/// How often a slot that changes during the read is read again.
+/// How often a slot is read at most while it changes.
 const TRIES: u32 = 1_000;
 /// Maximum number of slots that are read.
 const MAX_ROWS: usize = 256;

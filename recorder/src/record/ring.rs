@@ -2,7 +2,7 @@
 //!
 //! A slot's first word is its stamp: the id of its record, a revision that grows with every update in place, and a busy
 //! bit. A writer claims the slot by one compare-exchange that sets the bit, stores the other words, and publishes the
-//! stamp without the bit. A reader accepts the words only if the stamp was the same and not busy before and after the
+//! stamp without the bit; where only one thread at a time writes, a plain store claims it. A reader accepts the words only if the stamp was the same and not busy before and after the
 //! copy (a seqlock; see H. Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012).
 //! Writers never wait for readers. A writer that finds its slot claimed retries for a few microseconds at most and then
 //! gives up; the caller counts that.
@@ -45,7 +45,7 @@ const fn next_revision(stamp: u64) -> u64 {
 /// Why a writer did not write a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
-    /// The slot contains a newer record; or another one, if the record to update was never written.
+    /// The slot contains the record to write already, or a newer one; or it does not contain the record to update.
     Reused,
     /// Another writer held the slot during all tries.
     Held,

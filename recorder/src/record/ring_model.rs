@@ -137,7 +137,7 @@ fn check(found: Found<3>) {
     }
 }
 
-/// Runs a reader concurrently with an action of the writer on a slot that was just written.
+/// Runs a reader concurrently with a writer, which writes record 1 and then does one of [`ACTIONS`].
 fn one_writer(honor: Honor, action: fn(&ModelMemory)) -> impl Fn() {
     move || {
         let memory = ModelMemory::new(3, honor);

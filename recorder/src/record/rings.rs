@@ -1,4 +1,4 @@
-//! The rings of slots that a layout places in a ring file.
+//! The rings that a layout places in a ring file: of slots, and of words.
 
 use super::layout::{RingLayout, header, kernel, link, peer, phase, reducer, slot};
 use super::ring::{LapRing, SlotRing};

@@ -42,7 +42,7 @@ pub(crate) fn store_identity(words: &[AtomicU64], job: &str, rank: Rank, world_s
     store_text(words, header::JOB, job);
 }
 
-/// Writes a text of at most 255 bytes, which begins with a word for its length.
+/// Writes the length of a text in one word, then the text, of which at most 255 bytes are kept.
 fn store_text(words: &[AtomicU64], word: usize, text: &str) {
     let text = cut(text, 255).as_bytes();
     words[word].store(text.len() as u64, Ordering::Relaxed);

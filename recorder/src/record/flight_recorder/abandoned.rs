@@ -8,14 +8,14 @@ use crate::record::ring::{MAX_ID, Missed};
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// How often a thread tries again while another one writes to the record, and the pause before each further try.
+/// How often a thread tries at most while another one writes to the record, and the pause after each try.
 const TRIES: u32 = 1_000;
 const PAUSE: Duration = Duration::from_micros(100);
 
 impl FlightRecorder {
     /// Records that an operation ended, now, with an error, and that the operation is no longer watched. No event ends
     /// the operation afterwards. So this method, unlike the others, waits while another thread writes to the record,
-    /// also if that thread has no processor: for at most about 100 ms. Do not call it where operations are issued.
+    /// also if that thread has no processor: for at most a thousand pauses of 100 µs. Do not call it where operations are issued.
     pub fn failed_and_retired(&self, ticket: Ticket) {
         let at = self.clock.now();
         let change = |words: &[AtomicU64; slot::WORDS]| {

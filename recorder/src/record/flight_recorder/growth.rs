@@ -1,4 +1,4 @@
-//! Grows the ring's file: slots are reserved when they are first needed, or slightly ahead.
+//! Grows the ring's file: slots and the lap ring are reserved when they are first needed, or slightly ahead.
 
 use super::FlightRecorder;
 use crate::record::file::space::reserve;
@@ -45,17 +45,12 @@ impl FlightRecorder {
         self.slots.write(&self.map, id, fill)
     }
 
-    /// Like [`reserve_to`](Self::reserve_to), but makes no system call if the word is already reserved.
-    pub(super) fn ensure_reserved(&self, end: usize) -> bool {
-        end <= self.map.words().len() || self.reserve_to(end)
-    }
-
     /// Reserves the ring file up to this word if needed; returns whether it is reserved now.
     ///
     /// A recording thread calls this if the background thread has not reserved the space yet: once in 512 records, just
     /// after start-up. It then waits for the system to provide some pages. Takes no lock: if several threads need space
     /// at once, each asks the system for it, which does not change what is reserved already.
-    fn reserve_to(&self, end: usize) -> bool {
+    pub(super) fn reserve_to(&self, end: usize) -> bool {
         let reserved = self.map.words().len();
         if end <= reserved {
             return true;

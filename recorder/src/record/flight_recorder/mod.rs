@@ -1,4 +1,5 @@
-//! [`FlightRecorder`], from begin to snapshot. `create` makes it, `growth` grows its file.
+//! [`FlightRecorder`], from begin to snapshot. `create` makes it, `growth` grows its file, and `place` moves it.
+//! `abandoned` ends operations that no event will end; `notes`, `peers` and `nccl` record what is not an operation.
 //!
 //! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system call.
 //! No recording call fails: records that cannot be kept are counted in [`Counters`].
@@ -71,7 +72,7 @@ pub struct FlightRecorder {
     /// Number of words that were touched ahead: those from the first slot to the end of the ring, then those from its
     /// beginning.
     touched: AtomicUsize,
-    /// Whether the system had no space for more of the file.
+    /// Whether the system has refused to reserve more of the file.
     growth_stopped: AtomicBool,
     /// Held by the thread that measures how long threads wait for a processor.
     processor_waits: Mutex<ProcessorWaits>,
@@ -286,7 +287,7 @@ impl FlightRecorder {
             return (signature, LapRange::default());
         }
         let lap = self.layout.lap;
-        let is_reserved = self.ensure_reserved(lap.word + lap.rows);
+        let is_reserved = self.reserve_to(lap.word + lap.rows);
         let range = is_reserved
             .then(|| lap::write(&self.map, &self.lap, id & MAX_ID, splits, key))
             .flatten();

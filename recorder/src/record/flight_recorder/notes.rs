@@ -1,5 +1,5 @@
-//! Records what has happened besides the operations: phases, exceptions, failures, steps of reducers, and communicators
-//! that exist.
+//! Records what has happened besides the operations: phases, exceptions, the exit code, failures, steps of reducers,
+//! and communicators that exist.
 
 use super::FlightRecorder;
 use crate::model::{Failure, GroupId, RankStatus, ReducerBucket, ReducerTimes};
@@ -52,8 +52,8 @@ impl FlightRecorder {
 
     /// Sets NCCL's number of the communicator that a group has, the same on all members, once it is known. Does nothing
     /// if the ring has no row for the group.
-    pub fn set_communicator(&self, of: GroupHandle, number: u64) {
-        if let Some(row) = self.group_words(of.0) {
+    pub fn set_communicator(&self, group: GroupHandle, number: u64) {
+        if let Some(row) = self.group_words(group.0) {
             row[group::COMM_HASH].store(number, Ordering::Relaxed);
         }
     }

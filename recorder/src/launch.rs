@@ -74,8 +74,8 @@ const DIALECTS: [Dialect; 4] = [
 
 impl Launched {
     /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`). Only the first launcher
-    /// whose rank variable is set counts; `None` if there is none, if its rank or world size is missing or not a number,
-    /// or if the rank is not below the world size.
+    /// whose rank variable is set counts; `None` if there is none, if its rank or world size is missing or not a
+    /// number, or if the rank is not below the world size.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();

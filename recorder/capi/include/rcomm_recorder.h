@@ -330,7 +330,7 @@ int32_t rcomm_recorder_close(struct rcomm_recorder *recorder);
 void rcomm_recorder_leave(struct rcomm_recorder *recorder);
 
 // Writes the path of the ring's file with a terminating zero byte into `buffer`, truncated to its size. Returns the
-// size that it needs in bytes; 0 if the ring is in the process's own memory, and if `recorder` is NULL or of the parent.
+// size that it needs in bytes; 0 if the ring is in the process's own memory, and if the call does nothing.
 //
 // # Safety
 // `recorder` is NULL or a valid handle; `buffer` may be written for `size` bytes, or `size` is 0.

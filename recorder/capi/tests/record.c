@@ -1,4 +1,4 @@
-/* Records as rank 1, and as rank 2 in a forked child; the files of both rings remain. */
+/* Records as rank 1, and as rank 2 in a forked child, and closes a ring of rank 3; the files of all rings remain. */
 #define _POSIX_C_SOURCE 200809L
 #include "rcomm_recorder.h"
 #include <stdio.h>

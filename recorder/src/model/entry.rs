@@ -154,8 +154,8 @@ pub struct Entry {
     /// Whether the recorder has stopped watching the operation. With recorders whose states are reliable, an entry that
     /// is retired and not completed has failed or timed out.
     pub retired: bool,
-    /// Whether the recorder marked the entry as point-to-point; PyTorch's NCCL recorder also marks the closing marker of
-    /// a P2P batch.
+    /// Whether the recorder marked the entry as point-to-point; PyTorch's NCCL recorder also marks the closing marker
+    /// of a P2P batch.
     pub is_p2p: bool,
     /// The other end of a send or receive.
     pub peer: Peer,

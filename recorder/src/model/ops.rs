@@ -1,9 +1,10 @@
 //! The table of operations, with every property that a recorder, a backend or an analysis uses.
 //!
 //! A row holds the name and the code, the data movement ([`Pattern`]), how the tensors are passed ([`Layout`]), which
-//! lengths may differ ([`Parts`]), for whose arrival a member waits ([`WaitsFor`]), the share of the bytes that a link of
-//! the bus carries ([`Bus`]), and the name to write for PyTorch's tools where it is another one. Backends implement patterns and layouts, so a new operation of a known pattern
-//! needs a row here and no new algorithm; a new pattern is a compile error wherever patterns are distinguished.
+//! lengths may differ ([`Parts`]), for whose arrival a member waits ([`WaitsFor`]), the share of the bytes that a link
+//! of the bus carries ([`Bus`]), and the name to write for PyTorch's tools where it is another one. Backends implement
+//! patterns and layouts, so a new operation of a known pattern needs a row here and no new algorithm; a new pattern is
+//! a compile error wherever patterns are distinguished.
 //!
 //! The codes are part of the ring's layout and of the C binding: append, never renumber.
 

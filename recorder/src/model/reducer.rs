@@ -80,7 +80,8 @@ impl ReducerStep {
     /// Maximum number of buckets in the record of a step.
     pub const MAX_BUCKETS: usize = 18;
 
-    /// The bucket with the longest [`communication_ns`](ReducerBucket::communication_ns); `None` if there was no bucket.
+    /// The bucket with the longest [`communication_ns`](ReducerBucket::communication_ns); `None` if there was no
+    /// bucket.
     pub fn slowest_bucket(&self) -> Option<&ReducerBucket> {
         // Of several that took equally long, the first is returned.
         self.buckets

@@ -158,7 +158,7 @@ async fn pause() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-/// Serves one connection in a new task, until it ends or its place is taken.
+/// Serves one connection in a new task, as [`serve_connection`] does.
 fn start<S>(stream: S, router: &Router, visitor: Arc<Visitor>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -211,7 +211,7 @@ async fn secure(
     Ok(None)
 }
 
-/// Serves one connection, until it ends or its place is taken.
+/// Serves one connection, until it ends, has lasted for [`CONNECTION_TIME`], or its place is taken.
 async fn serve_connection<S>(stream: S, router: Router, visitor: Arc<Visitor>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

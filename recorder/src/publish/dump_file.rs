@@ -1,4 +1,4 @@
-//! Writes a dump file: complete or not at all, private, and never over another file.
+//! Writes a dump file: complete or not at all, private, and never over another file. Removes what killed writers left.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -97,11 +97,11 @@ pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileErr
 
 /// Removes the incomplete dumps of this name that killed processes left. Errors are ignored: such a file does no harm.
 fn remove_abandoned(folder: &Path, name: &OsStr) {
-    let mut begin = OsString::from(".");
-    begin.push(name);
-    begin.push(".");
-    let begin = begin.as_encoded_bytes();
-    remove_parts(folder, |found| found.starts_with(begin));
+    let mut prefix = OsString::from(".");
+    prefix.push(name);
+    prefix.push(".");
+    let prefix = prefix.as_encoded_bytes();
+    remove_parts(folder, |found| found.starts_with(prefix));
 }
 
 /// Removes what processes that were killed left of their dumps in the folders of earlier runs, which are in
@@ -133,13 +133,13 @@ fn is_part_of_rank(name: &[u8]) -> bool {
         .all(|part| part.is_some_and(is_number))
 }
 
-/// Removes the incomplete dumps in `folder` whose names `is_meant` accepts, if they are old and no process is writing
+/// Removes the incomplete dumps in `folder` whose names `accepts` admits, if they are old and no process is writing
 /// them.
-fn remove_parts(folder: &Path, is_meant: impl Fn(&[u8]) -> bool) {
+fn remove_parts(folder: &Path, accepts: impl Fn(&[u8]) -> bool) {
     for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = file.file_name();
         let name = name.as_encoded_bytes();
-        let is_part = name.ends_with(PART.as_bytes()) && is_meant(name);
+        let is_part = name.ends_with(PART.as_bytes()) && accepts(name);
         let is_old = || {
             let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file);
             let age = metadata.and_then(|metadata| metadata.modified().ok()?.elapsed().ok());

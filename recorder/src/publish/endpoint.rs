@@ -111,7 +111,7 @@ pub struct Endpoint {
 struct Server(Arc<Mutex<ServerState>>);
 
 enum ServerState {
-    /// What the thread will do. It owns the socket.
+    /// The thread has not been started. This is what it will do; it owns the socket.
     Waiting(Box<dyn FnOnce() + Send>),
     Running(JoinHandle<()>),
     Ended,

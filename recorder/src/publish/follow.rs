@@ -1,4 +1,5 @@
-//! Keeps a copy of one rank's record current by requesting changes from its endpoint.
+//! Keeps a copy of one rank's record current: [`EndpointFollower`] requests changes from the rank's endpoint, and
+//! [`FollowedDump`] applies changes, those of an endpoint or of a ring.
 
 use super::{Dump, DumpAnswer, EndpointClient, ReadProblem, ThreadInfo};
 use crate::error::Result;

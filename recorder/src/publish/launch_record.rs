@@ -15,7 +15,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A launcher's record of the ranks of one job on one host. Times are wall clock, ns since the epoch.
+/// A launcher's record of the ranks of one job on one host. Times are by the wall clock, ns since the
+/// epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchRecord {
     /// [`Self::SCHEMA`].

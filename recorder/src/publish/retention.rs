@@ -114,8 +114,8 @@ impl KeptJobs {
 
 /// Removes the dead jobs beyond `kept` from the directory in which the job of this ring has its directory. Returns
 /// `false`, and removes nothing, if a lower rank of the job lives on this host: that rank removes them, and a caller
-/// that learns later that ranks have ended calls this again. Errors are ignored: a job starts even if old rings cannot
-/// be removed.
+/// that learns later that ranks have ended calls this again. Does nothing for a ring in memory. Errors are ignored: a
+/// job starts even if old rings cannot be removed.
 pub fn remove_jobs_beside(own: &Storage, kept: &KeptJobs) -> bool {
     remove_beside(own, kept, None)
 }

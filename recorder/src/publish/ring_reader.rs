@@ -183,9 +183,9 @@ impl RingReader {
         self.view.words().load(header::LAST_ID)
     }
 
-    /// A hash of the number of groups, the members, the time-out and the progress of each, the phases, the step, the
-    /// exit code, the lost records, NCCL's links, the failures, the connections and the steps of reducers. It depends
-    /// neither on the operations nor on the heartbeat nor on the waits for a processor.
+    /// A hash of the number of groups, the members, the time-out, the communicator and the progress of each, the
+    /// phases, the step, the exit, the lost records, NCCL's links, the failures, the connections and the steps of
+    /// reducers. It depends neither on the operations nor on the heartbeat nor on the waits for a processor.
     pub(super) fn fingerprint(&self) -> u64 {
         let words = &self.view.words();
         let phases = rings::phases(&self.layout);

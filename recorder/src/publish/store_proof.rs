@@ -106,8 +106,8 @@ pub struct StoreChallenge {
 }
 
 impl StoreChallenge {
-    /// A challenge for the client that sent this nonce, and the answer to it. `key` is
-    /// [`Secret::store_key`].
+    /// A challenge for the client that sent this nonce, and the answer to it. `key` is [`Secret::store_key`], tied to
+    /// the TLS connection if there is one.
     ///
     /// # Errors
     /// [`Io`](crate::Error::Io) if the system's random source cannot be read.

@@ -2,10 +2,10 @@
 //!
 //! A slot's first word is its stamp: the id of its record, a revision that grows with every update in place, and a busy
 //! bit. A writer claims the slot by one compare-exchange that sets the bit, stores the other words, and publishes the
-//! stamp without the bit; where only one thread at a time writes, a plain store claims it. A reader accepts the words only if the stamp was the same and not busy before and after the
-//! copy (a seqlock; see H. Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012).
-//! Writers never wait for readers. A writer that finds its slot claimed retries for a few microseconds at most and then
-//! gives up; the caller counts that.
+//! stamp without the bit; where only one thread at a time writes, a plain store claims it. A reader accepts the words
+//! only if the stamp was the same and not busy before and after the copy (a seqlock; see H. Boehm, "Can seqlocks get
+//! along with programming language memory models?", MSPC 2012). Writers never wait for readers. A writer that finds its
+//! slot claimed retries for a few microseconds at most and then gives up; the caller counts that.
 //!
 //! Data of variable length goes to a [`LapRing`]: a writer reserves words by one addition; a reader
 //! checks after copying that no later reservation has lapped its words.

@@ -1,4 +1,4 @@
-//! Rings with wrong counts: neither what is read from such a ring nor the dump of it exceeds the ring's size.
+//! Rings with wrong counts: reading such a ring takes little memory, and its dump is smaller than the ring.
 
 use super::{all_reduce, config, path_of, world};
 use rcomm_recorder::model::ProcessGroupInfo;

@@ -230,7 +230,7 @@ impl Builder {
         self.draft.reset();
     }
 
-    /// Counts an entry as rejected because of this key.
+    /// Counts an entry as rejected because of this key, and clears the draft.
     pub(super) fn reject_entry(&mut self, key: &'static str) {
         let index = self.dump.entries.len() + self.rejected;
         self.first_rejected.get_or_insert((index, key));

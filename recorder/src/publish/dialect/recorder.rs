@@ -1,4 +1,4 @@
-//! Detects which recorder wrote a dump.
+//! Detects which recorder wrote a dump, and gives the world of gloo's recorder its members.
 
 use crate::model::dump::{Dump, DumpGroup, Recorder};
 use crate::model::{Entry, EntryState, OpType};

@@ -146,8 +146,8 @@ impl TlsSession {
     }
 
     /// For a server that waits for events: continues the handshake, then reads, and leaves nothing in the session for
-    /// which the socket would have no event. `into` must have room for 32 KiB, and [`read_ahead`](Self::read_ahead)
-    /// must not have been called.
+    /// which the socket would have no event. Returns the number of bytes; 0 at the end of the stream. `into` must have
+    /// room for 32 KiB, and [`read_ahead`](Self::read_ahead) must not have been called.
     ///
     /// # Errors
     /// Those of [`handshake`](Self::handshake) and [`read`](Self::read).

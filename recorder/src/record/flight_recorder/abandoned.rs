@@ -15,7 +15,8 @@ const PAUSE: Duration = Duration::from_micros(100);
 impl FlightRecorder {
     /// Records that an operation ended, now, with an error, and that the operation is no longer watched. No event ends
     /// the operation afterwards. So this method, unlike the others, waits while another thread writes to the record,
-    /// also if that thread has no processor: for at most a thousand pauses of 100 µs. Do not call it where operations are issued.
+    /// also if that thread has no processor: for at most a thousand pauses of 100 µs. Do not call it where operations
+    /// are issued.
     pub fn failed_and_retired(&self, ticket: Ticket) {
         let at = self.clock.now();
         let change = |words: &[AtomicU64; slot::WORDS]| {

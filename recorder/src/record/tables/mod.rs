@@ -2,8 +2,9 @@
 //!
 //! A look-up takes no lock; adding takes one for the time of a copy. A row is written before the count that admits it
 //! and does not change afterwards, so readers need no stamp here. Only the row of a group changes later, in a few
-//! words, each by its own store: the progress, the time-out, and, once they are known, the hash of NCCL's communicator and
-//! the members of a group that was added without them. If a table is full, the caller gets `None` and counts the loss.
+//! words, each by its own store: the progress, the time-out, and, once they are known, the hash of NCCL's communicator
+//! and the members of a group that was added without them. If a table is full, the caller gets `None` and counts the
+//! loss.
 
 use super::bytes::Packer;
 use super::file::map::Map;

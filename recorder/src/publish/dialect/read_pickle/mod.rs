@@ -20,7 +20,7 @@ use crate::publish::pickle::{Cell, Cursor, Fault, Pickle, Recall, Span, Taker};
 ///
 /// # Errors
 /// `Refused` if the pickle would construct objects, call functions or fetch something from outside; `TooLarge` if it
-/// has too many values or bytes.
+/// has too many values.
 pub(super) fn read(
     bytes: &[u8],
     pickle: &mut Pickle,

@@ -31,8 +31,8 @@ fn main() -> Result<()> {
     }
     world.group().broadcast_object(&mut checkpoint, 0)?;
     let (first, mut weights) = checkpoint;
-    let names = vec![Parameter::new("weights", &[WEIGHTS as u64])];
-    let mut reducer = Reducer::<f32>::new(world.group(), names, ReducerOptions::default())?;
+    let parameters = vec![Parameter::new("weights", &[WEIGHTS as u64])];
+    let mut reducer = Reducer::<f32>::new(world.group(), parameters, ReducerOptions::default())?;
     for step in first..STEPS {
         world.step(i64::from(step));
         if attempt == 0 && step == LOST_AT && rank == 1 {

@@ -90,7 +90,7 @@ fn sweep<T: Whole>(
         loop {
             let row = measure_size::<T>(args, group, operation, bytes)?;
             errors += row.errors.unwrap_or(0);
-            printer.row(&row)?;
+            printer.print_row(&row)?;
             let next = bytes.saturating_mul(args.factor as usize);
             if operation == Operation::Barrier || next > args.max_bytes {
                 break;

@@ -100,7 +100,7 @@ impl Printer {
 
     /// Prints a row, or stores it for [`end`](Self::end) if the format is JSON. Does nothing on a rank that does
     /// not print.
-    pub(crate) fn row(&mut self, row: &Row) -> io::Result<()> {
+    pub(crate) fn print_row(&mut self, row: &Row) -> io::Result<()> {
         if !self.prints {
             return Ok(());
         }

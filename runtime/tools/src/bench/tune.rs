@@ -2,7 +2,8 @@
 //! turn.
 //!
 //! Each measurement is another run of this program, with a single algorithm in `RCOMM_TUNING`. The topology `sockets`
-//! is measured with `RCOMM_TRANSPORT=tcp`. For the topology `hosts`, the ranks of this machine get two host ids.
+//! is measured with `RCOMM_TRANSPORT=tcp`, the others with `shm`; for the topology `hosts`, the ranks of this machine
+//! get two host ids.
 
 use super::NAME;
 use super::cli::TuneArgs;

@@ -62,7 +62,7 @@ fn the_owner_of_a_truncated_ring_continues_to_record_in_its_own_memory() {
     assert!(follower.poll().whole);
     for bytes in [4_096, 0] {
         truncate(&path, bytes);
-        // More than the ring holds, so that every page of it is written to.
+        // More than the ring holds, so that every page of its slots is written to.
         for seq in 2..=3_000 {
             record(&recorder, group, seq);
         }

@@ -21,9 +21,7 @@ impl FormatVersion {
         major: 2,
         minor: 10,
     };
-}
 
-impl FormatVersion {
     /// Parses `2.10` as two integers, so that it is newer than `2.9`; `None` if the text is not two numbers separated
     /// by a dot.
     pub fn parse(text: &str) -> Option<Self> {

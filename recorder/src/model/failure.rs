@@ -37,7 +37,8 @@ pub struct FailedOperation {
 
 /// A failure as one rank recorded it.
 ///
-/// A rank records the first failure of each of its groups, and failures after which a group can still be used.
+/// A rank records the first failure of each of its groups, failures after which a group can still be used, and failures
+/// at the start and the end of its world.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Failure {
     /// Number of the failure in its process, from 1, ascending; 0 if not set. A gap means that failures were not kept.

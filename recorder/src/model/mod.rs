@@ -1,4 +1,5 @@
-//! The data model: operations, groups, entries and status, as plain data.
+//! The data model, as plain data: operations, groups, entries, failures and status, and what is recorded of
+//! connections, NCCL's communicators and reducers. `text` writes values for people.
 
 mod coded;
 pub(crate) mod dump;

@@ -100,7 +100,7 @@ impl Share {
     }
 }
 
-/// One connection's client, from its first request to the end of the connection.
+/// The client of one connection, for as long as the connection lasts.
 #[derive(Debug)]
 pub(super) struct Visitor {
     pub(super) place: Arc<Place>,

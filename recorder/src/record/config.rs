@@ -73,7 +73,7 @@ pub enum Storage {
     File(PathBuf),
     /// In the process's own memory.
     Memory {
-        /// Why it is not in a file, if a file was requested.
+        /// Why it is not in a file, if [`create`](super::FlightRecorder::create) could not make one.
         why: Option<String>,
     },
 }
@@ -105,13 +105,13 @@ pub struct RecorderConfig {
     pub world_size: u32,
     /// Host name, at most 255 bytes.
     pub host: String,
-    /// Operations that the ring holds, rounded up to a power of two; at most 1,048,576.
+    /// Operations that the ring holds, from 1 to 1,048,576, rounded up to a power of two.
     pub entries: u32,
-    /// Number of distinct groups over the life of the process; at most 65,536.
+    /// Number of distinct groups over the life of the process, from 1 to 65,536.
     pub groups: u32,
-    /// Distinct signatures kept in a table; at most 65,536. Later ones are stored with their records.
+    /// Distinct signatures kept in a table, from 1 to 65,536. Later ones are stored with their records.
     pub signatures: u32,
-    /// Distinct call sites kept; at most 65,536.
+    /// Distinct call sites kept, from 1 to 65,536.
     pub call_sites: u32,
     /// Number of NCCL network links whose progress is kept, in addition to that of operations on their channels; 0
     /// keeps neither; at most 65,536.

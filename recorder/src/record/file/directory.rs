@@ -109,8 +109,8 @@ impl Unnamed {
             })
     }
 
-    /// Fails if there is no space now for the whole ring. Only its beginning is reserved, but the owner can still
-    /// choose another directory now.
+    /// Fails if there is no space now for the whole ring: where only its beginning is reserved, the owner could not
+    /// choose another directory later.
     fn check_space(&self, bytes: usize) -> io::Result<()> {
         let system = rfs::fstatvfs(&self.file)?;
         let free = system.f_bavail.saturating_mul(system.f_frsize);
@@ -178,7 +178,7 @@ fn keep_previous(path: &Path, ring: RingId<'_>) -> Result<()> {
     // A reader that checks whether the owner is alive holds the lock for an instant, on a busy host for longer. Another
     // world of this process holds it for as long as it lives: a process may make many, which need not wait each time.
     let mut tries = 0;
-    while !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
+    while !try_lock(&file, FlockOperation::NonBlockingLockExclusive) {
         if tries == 500 || (tries == 20 && is_locked_here(&file)) {
             return Err(ring.taken_error(path.to_owned()));
         }
@@ -229,7 +229,7 @@ fn remove_leftovers(files: &[PathBuf]) {
         match name {
             // The owner of a ring has locked it, except in the first moments.
             Some(name) if name.starts_with('.') && name.ends_with(".new") && is_old() => {
-                let is_free = |file| lock_is_free(&file, FlockOperation::NonBlockingLockExclusive);
+                let is_free = |file| try_lock(&file, FlockOperation::NonBlockingLockExclusive);
                 if open(path).is_ok_and(is_free) {
                     let _ = fs::remove_file(path);
                 }
@@ -238,7 +238,7 @@ fn remove_leftovers(files: &[PathBuf]) {
             Some(name) if name.ends_with(".sock") => {
                 let inode = |path: &Path| fs::symlink_metadata(path).map(|stat| stat.ino()).ok();
                 let found = inode(path);
-                let is_free = |file| lock_is_free(&file, FlockOperation::NonBlockingLockShared);
+                let is_free = |file| try_lock(&file, FlockOperation::NonBlockingLockShared);
                 let ring = path.with_extension("ring");
                 let has_owner = ring.exists() && !open(&ring).is_ok_and(is_free);
                 // The owner of a new ring may have replaced the socket since.
@@ -301,8 +301,8 @@ fn is_locked_here(file: &OwnedFd) -> bool {
     })
 }
 
-/// Whether the lock is free. If it is, it is now taken, until the caller unlocks or closes `file`.
-fn lock_is_free(file: &OwnedFd, operation: FlockOperation) -> bool {
+/// Takes the lock if it is free, until the caller unlocks or closes `file`. Returns whether it was free.
+fn try_lock(file: &OwnedFd, operation: FlockOperation) -> bool {
     rfs::flock(file, operation).is_ok()
 }
 
@@ -311,7 +311,7 @@ fn lock_is_free(file: &OwnedFd, operation: FlockOperation) -> bool {
 /// If the lock is free, the process is dead. A forked child keeps its parent's lock, so if the lock is taken and the
 /// process can be looked up, the look-up decides.
 pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
-    if lock_is_free(file, FlockOperation::NonBlockingLockShared) {
+    if try_lock(file, FlockOperation::NonBlockingLockShared) {
         let _ = rfs::flock(file, FlockOperation::Unlock);
         return false;
     }
@@ -321,7 +321,7 @@ pub(crate) fn owner_is_alive(file: &OwnedFd, owner: &ProcessIdentity) -> bool {
 /// Removes a ring file as [`remove`] does if its lock is free. Returns whether it did.
 pub(crate) fn remove_if_dead(path: &Path) -> io::Result<bool> {
     let file = open(path)?;
-    if !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
+    if !try_lock(&file, FlockOperation::NonBlockingLockExclusive) {
         return Ok(false);
     }
     remove(path)?;
@@ -369,7 +369,7 @@ pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     for (newest, ring) in rings {
         let Ok(file) = open(&ring) else { continue };
         // The owner may have created a new ring of this name since: that one is locked.
-        let is_free = lock_is_free(&file, FlockOperation::NonBlockingLockExclusive);
+        let is_free = try_lock(&file, FlockOperation::NonBlockingLockExclusive);
         if !is_free || (newest && !is_closed_well(&file)) {
             continue;
         }

@@ -33,6 +33,7 @@ static PAGE: AtomicUsize = AtomicUsize::new(0);
 struct Range {
     /// The first address; 0 if the range is free.
     start: AtomicUsize,
+    /// The address after the last.
     end: AtomicUsize,
     /// How many pages were replaced.
     replaced: AtomicUsize,

@@ -30,8 +30,8 @@ impl Peers {
 }
 
 impl FlightRecorder {
-    /// The row of the connections to this end, which is added if there is none; `None` if the table is full or the row
-    /// cannot be written. Takes a lock and may allocate: call it once, and keep the handle.
+    /// The handle of the connections to this end, whose row is added if there is none; `None` if the table is full or
+    /// the row cannot be written. Takes a lock and may allocate: call it once, and keep the handle.
     pub fn peer(&self, end: LinkEnd) -> Option<PeerHandle> {
         let mut ends = self
             .peers

@@ -95,7 +95,7 @@ fn ranks_have_their_grace_period_also_if_the_launcher_was_stopped_before_it() {
     stderr.read_line(&mut line).unwrap();
     assert!(line.contains("rank 1 (process"), "{line}");
     running.signal(Signal::STOP);
-    // Longer than both periods together: the launcher finds at once that both are over.
+    // Longer than both periods together: by the clock, both are over when the launcher continues.
     std::thread::sleep(Duration::from_secs(8));
     running.signal(Signal::CONT);
     let lines = [running.line(), running.line()];

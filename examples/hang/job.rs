@@ -218,8 +218,9 @@ fn read_dumps(directory: &Path) -> Result<Vec<Dump>> {
     for run in std::fs::read_dir(directory).context("no rank wrote a dump")? {
         for file in std::fs::read_dir(run?.path())? {
             let path = file?.path();
-            let (dump, _) = Dump::read(&std::fs::read(&path)?)
-                .with_context(|| format!("cannot read {}", path.display()))?;
+            let context = || format!("cannot read {}", path.display());
+            let bytes = std::fs::read(&path).with_context(context)?;
+            let (dump, _) = Dump::read(&bytes).with_context(context)?;
             dumps.push(dump);
         }
     }

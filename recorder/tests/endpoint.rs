@@ -74,7 +74,7 @@ fn requests_that_come_before_the_thread_starts_are_answered_once_it_has() {
     let listen = || Listen::beside(&recorder).unwrap();
     let (endpoint, start) = Endpoint::bind(recorder.clone(), listen()).unwrap();
     let EndpointAddress::Unix(socket) = endpoint.address().clone() else {
-        panic!("{}", endpoint.address());
+        panic!("not a unix socket: {}", endpoint.address());
     };
     // The request is sent before the thread is there.
     let mut early = std::os::unix::net::UnixStream::connect(&socket).unwrap();
@@ -101,7 +101,7 @@ fn status_and_record_are_answered_over_a_private_socket() {
     let (recorder, group) = recorder(directory.path());
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
     let EndpointAddress::Unix(socket) = endpoint.address().clone() else {
-        panic!("{}", endpoint.address());
+        panic!("not a unix socket: {}", endpoint.address());
     };
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -297,7 +297,7 @@ fn with_tls_an_endpoint_answers_only_clients_with_a_certificate_of_its_ca() {
     let endpoint = Endpoint::serve(recorder.clone(), listen).unwrap();
     let address = endpoint.address().clone();
     let EndpointAddress::Tcp(socket) = address else {
-        panic!("{address}");
+        panic!("not a TCP address: {address}");
     };
     // Clients that send nothing, or only the beginning of a handshake, do not keep others out.
     let held: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)
@@ -448,7 +448,7 @@ fn socket_in_use_is_refused_and_a_stale_one_is_replaced() {
     let (recorder, _) = recorder(directory.path());
     let listen = Listen::beside(&recorder).unwrap();
     let Listen::Unix(path) = listen.clone() else {
-        panic!("{listen:?}");
+        panic!("not a unix socket: {listen:?}");
     };
     drop(UnixListener::bind(&path).unwrap());
     let endpoint = Endpoint::serve(recorder.clone(), listen.clone()).unwrap();
@@ -463,7 +463,7 @@ fn misbehaving_clients_do_not_block_others() {
     let (recorder, _) = recorder(directory.path());
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
     let EndpointAddress::Unix(path) = endpoint.address() else {
-        panic!("{}", endpoint.address());
+        panic!("not a unix socket: {}", endpoint.address());
     };
     for junk in [
         &b"\0\xff\r\n\r\n"[..],

@@ -99,7 +99,7 @@ fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
 
     let dump = snapshot(&rings, 1);
     let [world, tensor, unknown] = &dump.groups[..] else {
-        panic!("{:?}", dump.groups);
+        panic!("not three groups: {:?}", dump.groups);
     };
     assert_eq!(
         (&*world.info.name, &world.info.ranks[..]),
@@ -112,7 +112,7 @@ fn a_c_program_and_its_forked_child_each_leave_their_own_record() {
     );
     assert_eq!(unknown.place, Some(GroupPlace { rank: 4, size: 8 }));
     let [reduced, sent, failed] = &dump.entries[..] else {
-        panic!("{:?}", dump.entries);
+        panic!("not three entries: {:?}", dump.entries);
     };
     assert_eq!(reduced.state, EntryState::Completed);
     assert!(reduced.retired);

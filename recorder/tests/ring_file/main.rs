@@ -178,7 +178,7 @@ fn every_field_of_an_operation_is_read_back_from_the_file() {
     assert!(rank.phase_since_ns > 0 && rank.heartbeat_ns >= rank.phase_since_ns);
 
     let [first, second, third] = &dump.entries[..] else {
-        panic!("{} entries", dump.entries.len());
+        panic!("{} entries, not three", dump.entries.len());
     };
     assert_eq!((first.record_id, first.state), (1, EntryState::Completed));
     assert!(first.retired && !first.is_p2p);

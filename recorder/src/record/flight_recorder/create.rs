@@ -164,8 +164,14 @@ impl FlightRecorder {
             Touch::Ahead => (layout.slots.word * 8 + GROWTH).min(layout.bytes),
         };
         let unnamed = Unnamed::create(directory, ring_id, reserved, layout.bytes)?;
-        let map = Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch)
-            .map_err(|error| Error::io(format!("map a ring of {} bytes", layout.bytes), error))?;
+        let map =
+            Map::of_file(unnamed.file.as_fd(), layout.bytes, config.touch).map_err(|error| {
+                let shown = directory.display();
+                Error::io(
+                    format!("map a ring of {} bytes in {shown}", layout.bytes),
+                    error,
+                )
+            })?;
         map.admit(reserved / 8);
         initialize(&map, &layout, config);
         map.words()[header::RESERVED].store(reserved as u64, Ordering::Relaxed);

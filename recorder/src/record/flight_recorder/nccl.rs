@@ -515,7 +515,7 @@ mod tests {
         let place = recorder.snapshot().groups[0].place;
         assert_eq!(place, Some(GroupPlace { rank: 1, size: 2 }));
         let [progress] = &seen[0].links[..] else {
-            panic!("{:?}", seen[0].links);
+            panic!("not one link: {:?}", seen[0].links);
         };
         assert_eq!((progress.channel, progress.peer), (3, 1));
         assert_eq!((progress.step, progress.steps), (2, 16));

@@ -84,8 +84,8 @@ impl Places {
     /// `None` if all places are taken by admitted clients.
     pub fn try_enter(self: &Arc<Self>, host: Option<IpAddr>) -> Option<Arc<Place>> {
         let mut open = self.open();
-        let of_host = open.strangers().filter(|&(_, other)| other == host);
-        let (count, oldest) = of_host.fold((0, None), |(count, oldest), (number, _)| {
+        let strangers_of_host = open.strangers().filter(|&(_, other)| other == host);
+        let (count, oldest) = strangers_of_host.fold((0, None), |(count, oldest), (number, _)| {
             (count + 1, oldest.or(Some(number)))
         });
         if let Some(oldest) = oldest.filter(|_| count >= self.strangers_per_host) {

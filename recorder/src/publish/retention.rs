@@ -152,7 +152,7 @@ fn has_lower_rank(job: &Path, own: Option<&Path>) -> bool {
         return false;
     };
     let is_lower =
-        |name: &RingName| name.attempt == own.attempt && name.rank < own.rank && name.newest;
+        |name: &RingName| name.attempt == own.attempt && name.rank < own.rank && name.is_newest;
     let lower = directory::ring_files(job).filter(|(name, _)| is_lower(name));
     let mut lower: Vec<(RingName, PathBuf)> = lower.collect();
     lower.sort_unstable();

@@ -208,7 +208,7 @@ fn prune(files: &[PathBuf], ring: RingId<'_>) {
         .iter()
         .filter_map(|path| Some((name_of(path)?, path)))
         .filter(|(name, _)| name.rank == ring.rank && name.part == ring.part)
-        .filter(|(name, _)| (name.attempt, name.newest) != (ring.attempt, true))
+        .filter(|(name, _)| (name.attempt, name.is_newest) != (ring.attempt, true))
         .collect();
     others.sort_by_key(|(name, path)| (modified(path), *name));
     others.pop();
@@ -347,30 +347,30 @@ pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
         return Ok(());
     };
     let size = world_size_in(path);
-    let of_attempt = ring_files(directory).filter(|(other, _)| other.attempt == name.attempt);
+    let rings_of_attempt = ring_files(directory).filter(|(other, _)| other.attempt == name.attempt);
     let mut rings: Vec<(bool, PathBuf)> = Vec::new();
-    for (other, ring) in of_attempt {
+    for (other, ring) in rings_of_attempt {
         match world_size_in(&ring) {
             Ok(found) if size.as_ref().is_ok_and(|size| *size == found) => {
-                rings.push((other.newest, ring));
+                rings.push((other.is_newest, ring));
             }
             // An earlier run under this name may have had more ranks.
             Ok(_) => {}
             // Another rank that ends at the same time has removed it.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(_) if other.newest => return Ok(()),
+            Err(_) if other.is_newest => return Ok(()),
             Err(_) => {}
         }
     }
-    let mut newest = rings.iter().filter(|(newest, _)| *newest);
+    let mut newest = rings.iter().filter(|(is_newest, _)| *is_newest);
     if !newest.all(|(_, ring)| has_ended_well(ring)) {
         return Ok(());
     }
-    for (newest, ring) in rings {
+    for (is_newest, ring) in rings {
         let Ok(file) = open(&ring) else { continue };
         // The owner may have created a new ring of this name since: that one is locked.
         let is_free = try_lock(&file, FlockOperation::NonBlockingLockExclusive);
-        if !is_free || (newest && !is_closed_well(&file)) {
+        if !is_free || (is_newest && !is_closed_well(&file)) {
             continue;
         }
         match remove(&ring) {

@@ -39,14 +39,14 @@ pub(crate) struct RingName {
     pub(crate) attempt: u32,
     pub(crate) part: RingPart,
     /// False for `.previous.ring`, a ring that was replaced.
-    pub(crate) newest: bool,
+    pub(crate) is_newest: bool,
 }
 
 impl RingName {
     /// Parses a file's name; `None` if it is not a ring's.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let stem = name.strip_suffix(".ring")?;
-        let (stem, newest) = match stem.strip_suffix(".previous") {
+        let (stem, is_newest) = match stem.strip_suffix(".previous") {
             Some(stem) => (stem, false),
             None => (stem, true),
         };
@@ -60,7 +60,7 @@ impl RingName {
             rank: rank.parse().ok()?,
             attempt: attempt.parse().ok()?,
             part,
-            newest,
+            is_newest,
         })
     }
 }
@@ -113,8 +113,8 @@ mod tests {
     #[test]
     fn only_names_of_rings_are_parsed_as_such() {
         let name = RingName::parse("7.2.ring").unwrap();
-        assert_eq!((name.rank, name.attempt, name.newest), (7, 2, true));
-        assert!(!RingName::parse("7.2.previous.ring").unwrap().newest);
+        assert_eq!((name.rank, name.attempt, name.is_newest), (7, 2, true));
+        assert!(!RingName::parse("7.2.previous.ring").unwrap().is_newest);
         let part = RingName::parse("7.2.nccl.ring").unwrap();
         assert_eq!(
             (part.rank, part.attempt, part.part),
@@ -122,7 +122,7 @@ mod tests {
         );
         let previous = RingName::parse("7.2.nccl.previous.ring").unwrap();
         assert_eq!(
-            (previous.part, previous.newest),
+            (previous.part, previous.is_newest),
             (RingPart::NcclProfiler, false)
         );
         for other in [

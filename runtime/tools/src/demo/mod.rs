@@ -164,8 +164,8 @@ mod tests {
             )
         };
         let here = text(RingDir::Dir("/var/rings".into()));
-        let to_rings = " --job demo-kill-7 --ring-dir /var/rings\n";
-        assert_eq!(here.matches(to_rings).count(), 3, "{here}");
+        let rings_option = " --job demo-kill-7 --ring-dir /var/rings\n";
+        assert_eq!(here.matches(rings_option).count(), 3, "{here}");
         assert!(here.contains("rcomm-fr analyze /var/dumps\n"), "{here}");
         let usual = text(RingDir::Shared);
         assert!(!usual.contains("--ring-dir"), "{usual}");

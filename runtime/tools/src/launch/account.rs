@@ -188,9 +188,9 @@ struct OutOfMemoryKills {
     /// The file with the group's count, if it is readable.
     events: Option<PathBuf>,
     /// The group's kills that earlier calls have counted.
-    of_group: Option<u64>,
+    group_kills: Option<u64>,
     /// The host's kills when the ranks were started.
-    of_host: Option<u64>,
+    host_kills: Option<u64>,
 }
 
 /// The file with the host's count.
@@ -202,8 +202,8 @@ impl OutOfMemoryKills {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let events = counters(&groups).find(|path| count_in(path).is_some());
         Self {
-            of_group: events.as_deref().and_then(count_in),
-            of_host: count_in(OF_HOST.as_ref()),
+            group_kills: events.as_deref().and_then(count_in),
+            host_kills: count_in(OF_HOST.as_ref()),
             events,
         }
     }
@@ -211,12 +211,12 @@ impl OutOfMemoryKills {
     /// Whether the kernel has killed a process of the group that no earlier call has counted: each kill counts for one
     /// rank. `None` if unknown.
     fn has_grown(&mut self) -> Option<bool> {
-        if let Some(before) = &mut self.of_group {
+        if let Some(before) = &mut self.group_kills {
             let has_grown = self.events.as_deref().and_then(count_in)? > *before;
             *before += u64::from(has_grown);
             return Some(has_grown);
         }
-        let has_grown = count_in(OF_HOST.as_ref())? > self.of_host?;
+        let has_grown = count_in(OF_HOST.as_ref())? > self.host_kills?;
         // If the host's count has grown, the killed process may be any process of the host.
         (!has_grown).then_some(false)
     }
@@ -242,21 +242,21 @@ fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
         let found = lines.find(|(controllers, _)| matches(controllers));
         found.map(|(_, path)| path.trim_start_matches('/').to_owned())
     };
-    let of_version_2 = path_where(str::is_empty);
-    let of_version_2 = of_version_2.map(|path| mount.join(path).join("memory.events"));
-    let version_1 = mount.join("memory");
-    let of_version_1 = path_where(|controllers| {
+    let version_2_path = path_where(str::is_empty);
+    let version_2_file = version_2_path.map(|path| mount.join(path).join("memory.events"));
+    let version_1_mount = mount.join("memory");
+    let version_1_path = path_where(|controllers| {
         let mut controllers = controllers.split(',');
         controllers.any(|controller| controller == "memory")
     });
-    let of_version_1 = of_version_1.map(|path| {
+    let version_1_files = version_1_path.map(|path| {
         // In a container the path may be the one on the host, while the container's group is mounted at the top.
-        ["", path.as_str()].map(|path| version_1.join(path).join("memory.oom_control"))
+        ["", path.as_str()].map(|path| version_1_mount.join(path).join("memory.oom_control"))
     });
-    let of_version_1 = of_version_1
+    let version_1_files = version_1_files
         .into_iter()
         .flat_map(|[top, exact]| [exact, top]);
-    of_version_2.into_iter().chain(of_version_1)
+    version_2_file.into_iter().chain(version_1_files)
 }
 
 #[cfg(test)]

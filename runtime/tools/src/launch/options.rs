@@ -211,8 +211,8 @@ impl Options {
     /// How long a rank may be stopped; 0 without a limit.
     pub(super) fn stop_timeout(&self) -> Duration {
         // If the environment is invalid, the ranks report that.
-        let of_ranks = || Config::from_environment().unwrap_or_default().timeout;
-        self.stop_timeout.unwrap_or_else(of_ranks)
+        let ranks_timeout = || Config::from_environment().unwrap_or_default().timeout;
+        self.stop_timeout.unwrap_or_else(ranks_timeout)
     }
 
     /// Whether this launcher serves the job's store; `None` if that depends on whether it can listen at the store's

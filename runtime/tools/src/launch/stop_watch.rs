@@ -127,8 +127,8 @@ impl StopWatch {
 
     /// The time between two looks.
     fn pause(&self) -> Duration {
-        let of_limit = self.limit.map_or(LOOK, |limit| limit / 4);
-        of_limit.clamp(SHORTEST_LOOK, LOOK)
+        let wanted = self.limit.map_or(LOOK, |limit| limit / 4);
+        wanted.clamp(SHORTEST_LOOK, LOOK)
     }
 
     /// Returns what to do with the processes that have not ended: nothing until the next look is due. `seen` returns

@@ -142,7 +142,8 @@ pub struct Identity {
     // Summaries hold it in a part of its own.
     #[serde(skip)]
     pub begun_ns: i64,
-    /// Why the record was taken (`timeout`, `signal`, `ring of a dead process`, ...); empty if unknown.
+    /// Why the record was taken (`signal of rank 3`, `requested at its endpoint`, `ring of a dead process`, ...); empty
+    /// if unknown.
     pub reason: String,
 }
 

@@ -52,7 +52,8 @@ pub struct RankStatus {
 
 impl RankStatus {
     /// The beginning of the phase that a recorder notes for an exception that has left the program. No name that a
-    /// program gives to a phase is recorded with this beginning.
+    /// program gives to a phase is recorded with this beginning. The reason of an abort for such an exception begins
+    /// with it, too.
     pub const RAISED: &str = "raised ";
 }
 

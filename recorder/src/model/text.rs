@@ -15,7 +15,7 @@
 use super::Rank;
 use std::time::Duration;
 
-/// The error of every program about an option's value that is not a duration: it says what to write.
+/// The error about an option's value that is not a duration with its unit: it says what to write.
 pub const NO_DURATION: &str = "not a duration: write 500ms, 5s, 2m or 1h";
 
 /// A duration as messages give it: `2.0 s`, `350 ms`, `42 µs`.

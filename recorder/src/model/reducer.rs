@@ -15,8 +15,9 @@ pub struct ReducerStep {
     pub ended_ns: i64,
     /// The step's times and sizes.
     pub times: ReducerTimes,
-    /// Buckets in the order in which they were sent: all of them, or the [`MAX_BUCKETS`](Self::MAX_BUCKETS) that were
-    /// under way the longest. A bucket is under way from when it is sent until its averages are there.
+    /// Buckets in the order in which they were sent: all of them, or the [`MAX_BUCKETS`](Self::MAX_BUCKETS) with the
+    /// longest [`communication_ns`](ReducerBucket::communication_ns). A bucket is under way from when it is sent until
+    /// its averages are there.
     pub buckets: Vec<ReducerBucket>,
 }
 

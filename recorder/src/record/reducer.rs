@@ -37,7 +37,7 @@ pub(super) fn write<M: Memory>(
     let _ = written;
 }
 
-/// The buckets that were under way the longest, in their order, and how many they are.
+/// The buckets with the longest `communication_ns`, in their order, and how many they are.
 fn longest(
     buckets: impl Iterator<Item = ReducerBucket>,
 ) -> ([ReducerBucket; ReducerStep::MAX_BUCKETS], usize) {
@@ -49,7 +49,7 @@ fn longest(
             count += 1;
             continue;
         }
-        // The order of the others stays: they move up by one from the place of the shortest.
+        // The order of the others stays: those behind the shortest move one place to the front.
         let shortest = (0..count).min_by_key(|&index| kept[index].communication_ns);
         if let Some(shortest) = shortest
             && kept[shortest].communication_ns < bucket.communication_ns

@@ -73,7 +73,7 @@ impl FlightRecorder {
 
     /// Records a step of a reducer that ended now, with its buckets in the order of sending; `group` is the group's
     /// number in this process. Takes no lock and does not allocate. The newest steps are kept, and of each the
-    /// [`MAX_BUCKETS`](crate::model::ReducerStep::MAX_BUCKETS) buckets that were under way the longest.
+    /// [`MAX_BUCKETS`](crate::model::ReducerStep::MAX_BUCKETS) buckets with the longest `communication_ns`.
     pub fn note_reducer_step(
         &self,
         group: GroupId,

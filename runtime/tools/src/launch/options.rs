@@ -16,7 +16,7 @@ a job that is healthy or has that fault, to watch with rcomm-top or rcomm-web; s
 Each rank gets torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, \
 GROUP_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, ...), RCOMM_JOB_SECRET and \
 RCOMM_STORE. The launcher of host 0 (--node-rank) serves the store at MASTER_ADDR \
-and MASTER_PORT, to those who prove the secret. Every line of output begins with \"[rank N] \".
+and MASTER_PORT, to those who prove the secret. Every line of a rank's output begins with \"[rank N] \".
 
 When a rank fails, the others may go on for --linger, to write their dumps and report the \
 failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.

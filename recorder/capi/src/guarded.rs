@@ -49,7 +49,9 @@ impl Owner {
 #[derive(Debug)]
 pub struct ForkGuarded {
     recorder: ManuallyDrop<FlightRecorder>,
+    /// The id of the process that made the recorder.
     process: u64,
+    /// The id of this process; in a forked child 0, or the child's own id once it has made a recorder.
     word: &'static AtomicU64,
 }
 

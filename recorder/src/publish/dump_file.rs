@@ -48,10 +48,10 @@ const FOLDERS_AT_ONCE: usize = 4096;
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
 ///
-/// Missing folders are made with mode 0700. If `path` exists it is not changed, and the new file is `path.1`,
-/// `path.2`, ... . The file appears under its name only once it is complete; on a file system without hard links, an
-/// empty file may be seen there first. Blocks for as long as the file system takes; nothing is synced to disk, since
-/// a file outlives its process without that.
+/// Missing folders are made with mode 0700, and incomplete dumps of this name that killed processes left are removed.
+/// If `path` exists it is not changed, and the new file is `path.1`, `path.2`, ... . The file appears under its name
+/// only once it is complete; on a file system without hard links, an empty file may be seen there first. Blocks for as
+/// long as the file system takes; nothing is synced to disk, since a file outlives its process without that.
 ///
 /// # Errors
 /// See [`DumpFileError`].

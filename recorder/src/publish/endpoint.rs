@@ -95,7 +95,7 @@ struct Callbacks {
 }
 
 /// A running status server. When this value is dropped, it stops the server, waits for callbacks that run, and removes
-/// the server's unix socket.
+/// the server's unix socket, and the socket's folder if that is then empty.
 pub struct Endpoint {
     address: EndpointAddress,
     callbacks: Arc<Mutex<Callbacks>>,

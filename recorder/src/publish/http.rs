@@ -26,7 +26,7 @@ const MAX_BODY: usize = 1 << 30;
 pub struct HttpRequest<'a> {
     /// `GET` or `POST`.
     pub method: &'a str,
-    /// Path and query, as they are sent.
+    /// Path and query, as they are sent: the path begins with `/`.
     pub path: &'a str,
     /// The token, which is sent as `Authorization: Bearer ...`.
     pub token: Option<&'a EndpointToken>,
@@ -73,6 +73,7 @@ pub struct HttpAnswer {
     pub status: u16,
     /// The whole body.
     pub body: Vec<u8>,
+    /// The fields of the head: names and values.
     fields: Vec<(String, String)>,
 }
 

@@ -170,6 +170,7 @@ fn stack(memory: &File, from: u64) -> Vec<u64> {
 struct Segment {
     start: u64,
     end: u64,
+    /// Index into [`Code::modules`].
     module: usize,
 }
 

@@ -68,6 +68,7 @@ pub(crate) enum Found<const N: usize> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotRing<const N: usize> {
     base: usize,
+    /// The number of slots - 1.
     mask: u64,
 }
 
@@ -308,8 +309,9 @@ impl<const N: usize> SlotRing<N> {
 pub(crate) struct LapRing {
     /// The word that counts reservations.
     head: usize,
+    /// The index of the ring's first word.
     base: usize,
-    /// A power of two.
+    /// The number of words, a power of two.
     words: usize,
 }
 

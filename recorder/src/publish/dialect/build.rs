@@ -12,7 +12,8 @@ use crate::model::{
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// One entry while its fields are read, in any order. Shapes are runs of (number of dimensions, extents...).
+/// One entry while its fields are read, in any order. Shapes are runs of (number of dimensions, extents...), and types
+/// are the numbers of their names among the texts.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) fields: Fields,
@@ -29,8 +30,10 @@ pub(super) struct Draft {
 pub(super) struct Fields {
     pub(super) record_id: Option<u64>,
     pub(super) pg_id: Option<u32>,
+    /// The group's name and description.
     pub(super) group: Option<(Text, Text)>,
     pub(super) collective_seq_id: Option<u64>,
+    /// The number of version 1, which stands for `collective_seq_id`.
     pub(super) seq_id: Option<u64>,
     pub(super) p2p_seq_id: u64,
     pub(super) op_id: u64,
@@ -108,7 +111,9 @@ pub(super) struct ConfigGroup {
     pub(super) name: Text,
     pub(super) desc: Text,
     pub(super) ranks: Arc<[u32]>,
+    /// The group's local number, if the file has it.
     pub(super) id: Option<u32>,
+    /// The rank's number in the group and the number of members, if the file has these instead of the members.
     pub(super) own_rank: Option<u32>,
     pub(super) size: Option<u32>,
 }

@@ -129,7 +129,8 @@ impl Unnamed {
     }
 }
 
-/// Gives a file in a job's directory the name of a ring.
+/// Gives a file in a job's directory the name of a ring, and removes what earlier processes left there. A dead ring
+/// that has the name is renamed.
 pub(super) fn name(temporary: &Path, directory: &Path, ring: RingId<'_>) -> Result<PathBuf> {
     let path = directory.join(ring.file_name());
     for _ in 0..10 {

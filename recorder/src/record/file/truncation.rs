@@ -49,7 +49,8 @@ impl Range {
     }
 }
 
-/// Guards one mapping until it is dropped, which must be before the mapping ends.
+/// Guards one mapping until it is dropped, which must be before the mapping ends. Holds the index of the mapping's
+/// range in [`GUARDED`]; `None` if all were taken.
 #[derive(Debug)]
 pub(super) struct TruncationGuard(Option<usize>);
 

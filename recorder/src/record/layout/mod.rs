@@ -64,6 +64,7 @@ pub(crate) mod header {
     // Each of these five words is written often by some thread, so each is alone in its cache line.
     /// The newest record id assigned.
     pub(crate) const LAST_ID: usize = 136;
+    /// How many words of the lap ring were ever reserved.
     pub(crate) const LAP_HEAD: usize = 144;
     pub(crate) const LAST_PHASE: usize = 152;
     pub(crate) const HEARTBEAT: usize = 160;

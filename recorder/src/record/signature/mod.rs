@@ -42,6 +42,7 @@ pub struct SignatureKey<'a> {
 /// An interned signature. It is valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignatureId {
+    /// The row in the table of signatures; [`NO_ROW`] if it is not there.
     pub(crate) row: u32,
     pub(crate) input_elements: u64,
     pub(crate) output_elements: u64,

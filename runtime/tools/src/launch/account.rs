@@ -126,7 +126,7 @@ impl Account {
         }
     }
 
-    /// Records that the process at this index has ended.
+    /// Records that the process at this index has ended; if it was the last one, also that all ranks have.
     pub(super) fn ended(&mut self, index: usize, status: ExitStatus) {
         let kill = Signal::KILL.as_raw();
         let was_killed = status.signal() == Some(kill);

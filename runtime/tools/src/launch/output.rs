@@ -242,7 +242,8 @@ impl Sinks {
             .push(format!("rcomm-run: {sentence}\n").into_bytes());
     }
 
-    /// Whether the stream accepts more output without delay.
+    /// Whether the stream accepts more output without delay. Also reports, once, that standard output cannot be
+    /// written.
     pub(super) fn has_room(&mut self, stream: Stream) -> bool {
         self.report_loss();
         let sink = self.sink(stream);
@@ -296,7 +297,8 @@ impl Sinks {
         is_stalled || self.give_up.is_some_and(|at| at <= now)
     }
 
-    /// Closes the queues for which no output waits. Returns whether all output is written and both threads have ended;
+    /// Closes the queues for which no output waits, and reports, once, that standard output cannot be written. Returns
+    /// whether all output is written and both threads have ended;
     /// the caller polls until then.
     pub(super) fn is_done(&mut self) -> bool {
         // Standard error stays open until it is known whether standard output could be written.

@@ -76,7 +76,7 @@ pub(super) enum Next {
 }
 
 impl Rounds {
-    /// Registers this launcher.
+    /// Registers this launcher. The launcher with the store first publishes the job's name, for which the others wait.
     pub(super) fn register(keys: &Keys, options: &Options, serves_store: bool) -> Result<Self> {
         if serves_store {
             let id = match &options.job_id {

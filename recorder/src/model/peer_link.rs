@@ -38,7 +38,7 @@ pub struct PeerLink {
     /// of its last reply.
     pub heard_ns: i64,
     /// When the process looked at the connections last: the silence is measured up to here, not up to when the record
-    /// was taken.
+    /// was taken. For a store, when the last request ended, by a reply or a failure.
     pub sampled_ns: i64,
     /// Since when an operation, or a request to the store, waits for the other end; 0 = none does.
     pub waited_since_ns: i64,
@@ -50,7 +50,7 @@ pub struct PeerLink {
     pub sent: u64,
     /// Packets that were sent and not acknowledged.
     pub unacknowledged: u32,
-    /// The number of the system's last error; 0 = none.
+    /// The number of the system's last error; 0 = none. A reply of a store clears it.
     pub errno: u32,
     /// Time between two signs of life on an idle connection, ms; 0 if unknown, or if an idle connection gives
     /// none.

@@ -23,7 +23,8 @@ pub struct LaunchRecord {
     pub schema: String,
     /// The job's name, the same on all hosts.
     pub job: String,
-    /// How often the job was restarted.
+    /// The attempt of these ranks, from 0: how often the launchers have started the ranks again, or the ranks have
+    /// recreated their world.
     #[serde(default)]
     pub attempt: u32,
     /// The host of these ranks.

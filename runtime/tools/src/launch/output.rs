@@ -298,8 +298,7 @@ impl Sinks {
     }
 
     /// Closes the queues for which no output waits, and reports, once, that standard output cannot be written. Returns
-    /// whether all output is written and both threads have ended;
-    /// the caller polls until then.
+    /// whether all output is written and both threads have ended; the caller polls until then.
     pub(super) fn is_done(&mut self) -> bool {
         // Standard error stays open until it is known whether standard output could be written.
         let is_written = self.stdout.is_done();

@@ -7,7 +7,7 @@
 //! stay, and so do the frames of packages and of the standard libraries, which everyone has.
 
 use crate::load::LoadedDump;
-use rcomm_recorder::model::{Frame, text};
+use rcomm_recorder::model::{Frame, RankStatus, text};
 use rcomm_recorder::publish::{Dump, LaunchRecord, Secret};
 use rcomm_verdict::Problem;
 use std::collections::BTreeSet;
@@ -61,6 +61,9 @@ impl Redactor {
     pub fn learn(&self, dump: &Dump) {
         self.learn_host(&dump.identity.host);
         self.learn_from(&dump.identity.reason);
+        if let Some(status) = &dump.status {
+            self.learn_from(&status.phase);
+        }
         for failure in &dump.failures {
             self.learn_from(&failure.text);
         }
@@ -122,6 +125,9 @@ impl Redactor {
         }
         for thread in &mut dump.threads {
             thread.name = self.name("thread", &thread.name);
+        }
+        if let Some(raised) = raised(dump) {
+            *raised = self.text(raised);
         }
         for failure in &mut dump.failures {
             failure.text = self.text(&failure.text);
@@ -257,6 +263,13 @@ impl Redactor {
     }
 }
 
+/// What a record states in place of the program's phase after an exception, with the exception's text; `None` if the
+/// phase is one that the program named.
+fn raised(dump: &mut Dump) -> Option<&mut String> {
+    let phase = &mut dump.status.as_mut()?.phase;
+    phase.starts_with(RankStatus::RAISED).then_some(phase)
+}
+
 /// Whether a character may be a part of a path, an address or a host's name.
 fn is_part(c: char) -> bool {
     c.is_alphanumeric() || "._-:/%~+@[]".contains(c)
@@ -380,6 +393,30 @@ mod tests {
             texts[4].ends_with(":29500 at step 3:4, train.py:12"),
             "{texts:?}"
         );
+    }
+
+    #[test]
+    fn the_text_of_an_exception_is_redacted_and_the_name_of_a_phase_is_not() {
+        let redacted = |phase: &str| {
+            let redactor = Redactor::new().unwrap();
+            let status = RankStatus {
+                phase: phase.to_owned(),
+                ..RankStatus::default()
+            };
+            let mut dump = Dump {
+                status: Some(status),
+                ..Dump::default()
+            };
+            dump.identity.host = "gpu-17".to_owned();
+            redactor.learn(&dump);
+            redactor.dump(&mut dump);
+            dump.status.unwrap().phase
+        };
+        let raised = redacted("raised OSError: gpu-17 cannot read /home/zoe/data.bin");
+        assert!(raised.starts_with("raised OSError: host-"), "{raised}");
+        assert!(raised.ends_with(".bin"), "{raised}");
+        assert!(!raised.contains("zoe"), "{raised}");
+        assert_eq!(redacted("load /data"), "load /data");
     }
 
     #[test]

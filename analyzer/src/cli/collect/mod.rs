@@ -42,12 +42,18 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
                 .to_owned(),
         });
     }
+    let asks = args.ask || !args.torch_store.is_empty() || !args.worker_server.is_empty();
+    if args.exception_dump && !asks {
+        return Err(Failure::Usage {
+            sentence: "--exception-dump is for a running job: add --ask or --torch-store"
+                .to_owned(),
+        });
+    }
     let mut archive = Archive::create(&args.output, redactor)?;
     let unfollowed = local::collect(args, &mut archive)?;
     if let Some(command) = command {
         remote::collect(&hosts, &command, args, &mut archive)?;
     }
-    let asks = args.ask || !args.torch_store.is_empty() || !args.worker_server.is_empty();
     let mut asked = match asks {
         true => running::collect(args, &mut archive)?,
         false => Asked::default(),

@@ -317,6 +317,7 @@ fn ask_for_files(
         .iter()
         .filter(|process| !gathered.records.contains(&process.launched.rank));
     let mut waiting: Vec<DumpOfProcess> = silent.map(DumpOfProcess::of).collect();
+    let mut is_raised = false;
     if args.exception_dump {
         let stores = args.torch_store.iter().cloned();
         match stores
@@ -326,11 +327,10 @@ fn ask_for_files(
             None => asked
                 .notes
                 .push("--exception-dump: no store is known; name it with --torch-store".to_owned()),
-            Some(store) => {
-                if let Err(error) = raise_exception_dump(&store, deadline) {
-                    asked.notes.push(format!("--exception-dump: {error}"));
-                }
-            }
+            Some(store) => match raise_exception_dump(&store, deadline) {
+                Ok(()) => is_raised = true,
+                Err(error) => asked.notes.push(format!("--exception-dump: {error}")),
+            },
         }
     }
     waiting.retain(|dump| match dump.ask() {
@@ -338,7 +338,7 @@ fn ask_for_files(
         Err(reason) => {
             gathered.add_reason(dump.rank, reason);
             // The key in the store asks the rank as well.
-            args.exception_dump
+            is_raised
         }
     });
     loop {

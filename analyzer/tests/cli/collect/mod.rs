@@ -290,6 +290,10 @@ fn invalid_commands_and_hosts_are_one_clear_line() {
             &["--hosts-from", "/nowhere", "--command", "ssh {host}"],
             "cannot read /nowhere",
         ),
+        (
+            &["--rings", "--exception-dump"],
+            "--exception-dump is for a running job: add --ask or --torch-store",
+        ),
     ] {
         let wrong = collect(&archive, args);
         assert_eq!(wrong.code, Some(2), "{args:?}");

@@ -126,6 +126,26 @@ fn ranks_are_asked_through_their_pipes_and_those_that_cannot_be_are_named_with_t
 }
 
 #[test]
+fn ranks_whose_store_did_not_take_the_request_were_not_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = format!("unraised-{}", std::process::id());
+    let _rank = start_rank(0, &job, dir.path(), false);
+    let archive = dir.path().join("job.rcap");
+    let args = ["--ask", "--exception-dump", "--job", &job, "--wait", "2s"];
+    let collected = collect(&archive, &args);
+    assert!(
+        collected
+            .stderr
+            .contains("note: --exception-dump: store 127.0.0.1:1"),
+        "{collected:?}"
+    );
+    let manifest = read_archive(&archive).1.to_string();
+    assert!(!manifest.contains("it was asked for a dump"), "{manifest}");
+    let unset = "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
+    assert!(manifest.contains(unset), "{manifest}");
+}
+
+#[test]
 fn within_an_allocation_of_slurm_no_job_of_another_is_asked() {
     let dir = tempfile::tempdir().unwrap();
     let name = |kind: &str| format!("{kind}-{}", std::process::id());

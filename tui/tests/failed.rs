@@ -1,4 +1,5 @@
-//! A rank whose call has failed, or whose process is gone, is not shown as waiting.
+//! A rank whose call has failed, or whose process is gone, is not shown as waiting; filters by state; and how many
+//! ranks a message needs.
 
 mod common;
 

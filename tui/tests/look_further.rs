@@ -95,7 +95,7 @@ fn y_copies_the_command_that_is_shown_for_a_late_rank_and_on_the_screen_of_any_r
 }
 
 #[test]
-fn the_way_out_is_shown_again_once_stacks_are_taken() {
+fn the_key_to_quit_is_shown_again_once_stacks_are_taken() {
     let mut snapshot = recorded(Situation::StuckRank);
     let mut ranks = snapshot.ranks.to_vec();
     ranks[1].liveness = Liveness::Dead;
@@ -311,7 +311,7 @@ fn a_wide_terminal_has_two_columns_and_a_narrow_one_has_one() {
     let narrow = stuck((120, 50));
     let (warnings, groups) = (title(&narrow, "warnings:"), title(&narrow, "groups ─"));
     assert!(warnings.expect("the pane is shown").0 < groups.expect("the pane is shown").0);
-    // A click in the right column selects its row.
+    // A click in the right column gives the pane there the focus.
     let mut wide = wide;
     let row = groups_row(&wide) + 2;
     update(&mut wide, Event::Click(150, row));

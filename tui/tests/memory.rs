@@ -17,6 +17,7 @@ use std::time::Instant;
 /// The history's default budget for a job of up to 16 ranks, in bytes.
 const BUDGET: usize = 16 << 20;
 const RANKS: u32 = 8;
+/// Number of newest operations that the record of each rank holds.
 const WINDOW: usize = 600;
 
 /// Bytes of the operations in these frames; a dump that frames share counts once.

@@ -1,4 +1,4 @@
-//! Finds out whether the terminal's background is light.
+//! Finds out whether the terminal's background is light, and recognizes the terminal's answer if it comes late.
 //!
 //! The terminal is asked for its background (OSC 11), and then for its attributes (DA1). Not every terminal answers the
 //! first question, but nearly every terminal answers the second: after that answer, the first is no longer awaited.

@@ -203,7 +203,8 @@ fn restore_on_panic(sender: Sender<Event>) {
     }));
 }
 
-/// The threads of this program. When dropped, they are stopped and joined, after pending files are written.
+/// The threads that the event loop has started. When dropped, they are stopped and joined, after pending files are
+/// written.
 struct Threads {
     stop: Arc<AtomicBool>,
     /// While set, no keys are read: the terminal belongs to the shell.

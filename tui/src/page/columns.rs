@@ -11,7 +11,8 @@ const MIN_GROWING: usize = 48;
 /// Width of the mark and the space after it.
 pub(crate) const MARK_WIDTH: usize = 2;
 
-/// The width of each column of a table that shows these rows in `width`; 0 if the column is left out.
+/// The width of each column of a table that shows these rows in `width`; 0 if the column is left out or has nothing to
+/// show.
 pub(crate) fn widths(table: &Table, shown: Range<usize>, width: usize) -> Vec<usize> {
     let natural: Vec<usize> = table
         .columns

@@ -139,7 +139,7 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
 }
 
 /// The index, among these panes, of the one that gets the rows that no pane needs: the last, or the last but one if the
-/// last shows all ranks, which stay at the bottom of the screen.
+/// last is a strip or a grid of the ranks, which stays at the bottom of the screen.
 fn spare_of(page: &Page, panes: &[usize]) -> usize {
     let last = panes.last().map(|&at| &page.panes[at].body);
     let shows_ranks = matches!(last, Some(Body::Strip(_) | Body::Grid(_)));
@@ -170,8 +170,8 @@ fn wrap_head(line: &Line, width: u16, rows: u16) -> Vec<Line> {
     wrap(line, usize::from(width), max_lines)
 }
 
-/// Wraps a line to at most `max_lines` lines; the last one may be too wide. Lines after the first begin with three
-/// spaces. Below 20 columns, the line is not wrapped.
+/// Wraps a line to at most `max_lines` lines. The last of these may be too wide, and so may one that is a single word.
+/// Lines after the first begin with three spaces. Below 20 columns, the line is not wrapped.
 pub(crate) fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
     let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
     if whole <= width || width < 20 {

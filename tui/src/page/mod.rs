@@ -167,7 +167,7 @@ pub struct Span {
 pub struct Page {
     /// Lines above all panes.
     pub head: Vec<Line>,
-    /// Panes, from top to bottom.
+    /// Panes, from top to bottom; within each of two columns if `right` names some.
     pub panes: Vec<Pane>,
     /// Indices of the panes that are drawn in a right column, ascending; the panes after them take the whole width
     /// below both columns. Empty if all panes are drawn below each other.

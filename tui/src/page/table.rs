@@ -20,7 +20,7 @@ pub enum Target {
     Ranks(Arc<[Rank]>),
     /// The finding with this id in the report.
     Finding(u32),
-    /// Another job of this node.
+    /// A job of this node.
     Job(Arc<str>),
 }
 
@@ -196,7 +196,7 @@ impl Table {
     /// Shows these columns in this order. Unknown names are ignored; if no column would be left, the
     /// table stays unchanged.
     pub fn choose(&mut self, names: &[String]) {
-        // The heading `missing or error` is named by its first part in the configuration.
+        // The configuration may name the heading `missing or error` by its first part: the other comes and goes.
         let index = |name: &String| {
             let is_named = |column: &Column| {
                 let first = column.name.split(" or ").next();

@@ -25,7 +25,7 @@ pub enum Tone {
     Bad,
     /// Late, or a warning.
     Late,
-    /// A doubt about a finding; a line of the head that begins with it is never cut.
+    /// A doubt about a finding; a line of the head that begins with it is wrapped to as many rows as it needs.
     Doubt,
     /// Unknown: silent, lost, or never read.
     Silent,
@@ -71,7 +71,7 @@ impl Depth {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ThemeName {
-    /// For dark backgrounds; distinguishable for the color-blind (Okabe and Ito's palette).
+    /// For dark backgrounds; distinguishable for the color-blind (after Okabe and Ito's palette).
     #[default]
     Dark,
     /// For light backgrounds, with the same hues. With 16 colors or none it is the same as `dark`.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 /// Maximum number of the newest frames that are kept whole.
 const MAX_WHOLE: usize = 30;
-/// Number of newest operations that older frames keep of each dump, in addition to the pending ones: more than any
-/// screen but the timeline shows.
+/// Number of newest operations that older frames keep of each dump, if no older one is pending: as many as any screen
+/// but the timeline shows. From a pending operation on, they keep all.
 const KEPT_OPERATIONS: usize = 64;
 
 /// Recorded snapshots (frames), oldest first, within a memory budget. Sizes are estimates.
@@ -112,8 +112,8 @@ impl History {
         }
     }
 
-    /// Keeps only the newest and the pending operations of frames that are not among the newest `whole`, except the
-    /// displayed frame.
+    /// Keeps only the newest operations, and all from the oldest pending one on, of frames that are not among the
+    /// newest `whole`. The displayed frame stays whole.
     fn cut_old(&mut self, whole: usize) {
         let old = self.frames.len().saturating_sub(whole);
         let uncut = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
@@ -182,8 +182,8 @@ impl History {
     }
 }
 
-/// A copy of a frame with only the newest and the pending operations of each dump. Dumps that the whole frames share
-/// are shared by the cut frames as well.
+/// A copy of a frame with only the newest operations of each dump, and all from its oldest pending one on. Dumps that
+/// whole frames share are shared by the cut frames as well. `before` is the frame that was cut last, and its copy.
 fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Snapshot {
     let known = |rank: Rank, dump: &Arc<Dump>| {
         let (whole, cut) = before?;

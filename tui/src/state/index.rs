@@ -61,6 +61,7 @@ pub struct FrameIndex {
     pub head: Option<usize>,
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
+    /// The states as every live view computes them.
     shared: States,
     /// The first rank at fault or, if there is none, the first one that is late; `None` without either.
     pub suspect: Option<Rank>,
@@ -68,6 +69,7 @@ pub struct FrameIndex {
     overdue: HashSet<GroupRef>,
     /// The names of the groups, as the sentences of the report have them.
     names: GroupNames,
+    /// Index of the report on each rank among those of the snapshot.
     reports: HashMap<Rank, usize>,
 }
 
@@ -190,7 +192,7 @@ fn overdue(report: &Report) -> HashSet<GroupRef> {
 }
 
 /// Age in ms, at the time of the snapshot, of the operation that a finding is about. If that age is unknown or the
-/// operation is not pending, the largest age of a blocked operation; `None` if no operation is blocked.
+/// operation is not pending, the largest age of a blocked operation; `None` if no blocked operation has a known age.
 pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {
     let report = &snapshot.report;
     let its_instance = report.in_flight.iter().find(|instance| {

@@ -137,6 +137,7 @@ pub struct State {
     index: FrameIndex,
     /// The panes of the first screen when it was built last.
     arrangement: Option<Arrangement>,
+    /// The selection on each kind of screen that has been shown.
     selections: HashMap<Discriminant<Screen>, Selection>,
     /// The first key of a binding of two keys, once it was pressed.
     pending_key: Option<String>,

@@ -74,7 +74,7 @@ impl Screen {
         VIEWS.iter().any(|(screen, _)| screen == self)
     }
 
-    /// The screen that opens `target`. A job is shown on the first screen.
+    /// The screen that shows `target` when it is opened. For a job this is the first screen.
     pub fn of(target: &Target) -> Self {
         match target {
             Target::Job(_) => Self::Overview,

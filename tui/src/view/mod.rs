@@ -80,7 +80,7 @@ fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut
 }
 
 /// Draws the title line of a pane and, if a table or a text does not fit, which of its rows are shown:
-/// `── groups ────────────────── 1-9/128 ─`.
+/// `─ groups ─────────────────── 1-9/128 ─`.
 fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buffer) {
     let theme = &state.options.theme;
     let dim = theme.style(Tone::Dim);

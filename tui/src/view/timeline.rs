@@ -1,4 +1,4 @@
-//! Draws operations over time: one lane per rank, wide operations with their names, and the cursor.
+//! Draws operations over time: one lane per rank, wide operations with their names, the axis of time, and the cursor.
 
 use crate::page::layout::rows_of_lane;
 use crate::page::selection::first_shown;

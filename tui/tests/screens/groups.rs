@@ -1,4 +1,4 @@
-//! The table of groups, the screen of one group, clicks on rows, and the steps of reducers.
+//! The table of groups, the screen of one group, operations in flight, clicks on rows, and the steps of reducers.
 
 use super::common::{press, recorded, showing, with_reducer_steps};
 use rcomm_analyzer::simulate::Situation;

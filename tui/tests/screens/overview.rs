@@ -73,7 +73,7 @@ fn a_replay_has_the_time_of_the_dumps_and_no_age_where_they_have_none() {
         group.contains("3/4 joined, never issued by rank 21"),
         "{group}"
     );
-    assert!(!group.contains("102s"), "{group}");
+    assert!(!group.contains("102 s"), "{group}");
 }
 
 #[test]

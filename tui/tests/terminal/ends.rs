@@ -1,4 +1,4 @@
-//! The terminal is restored however the program ends.
+//! The ends of the program, each of which restores the terminal, and what it shows once the job has ended.
 
 use crate::rings::{WORLD, ring, ring_of, stuck_job};
 use crate::session::{Hangup, Session};
@@ -31,7 +31,7 @@ fn sigterm_and_sighup_end_the_program_and_restore_the_terminal() {
     }
 }
 
-/// Waits until the first line calls the job running or, if its last operation is older than ten seconds, healthy.
+/// Waits until the screen calls the job running or, if its last operation is older than ten seconds, healthy.
 fn wait_for_calm(session: &mut Session) {
     session.wait("a job that is well", |screen| {
         let text = screen.contents();

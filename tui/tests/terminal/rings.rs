@@ -7,6 +7,7 @@ use rcomm_recorder::record::{
 use std::path::Path;
 use std::time::Duration;
 
+/// Number of ranks of the job.
 pub(crate) const WORLD: u32 = 4;
 /// The rank that never issues the last operation of [`stuck_job`].
 pub(crate) const MISSING: Rank = 2;

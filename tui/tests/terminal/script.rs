@@ -113,6 +113,7 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
 /// A replay judges like `rcomm-fr analyze`: files that were written while nothing in them was overdue show no hang.
 #[test]
 fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
+    /// When the operation that hangs in the fixture was issued, ns since the epoch.
     const ISSUED_NS: u64 = 1_795_239_695_873_462_017;
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let fixture = concat!(

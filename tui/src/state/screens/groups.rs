@@ -1,5 +1,5 @@
-//! Groups: progress and pending operation of each. Groups with the same description, size and trouble share a row,
-//! unless the user unfolds them.
+//! Groups: progress and pending operations of each. Groups with the same description, size and trouble share a row if
+//! all or none of them have issued a collective, unless the user unfolds them.
 
 use super::{Fold, ViewModel, group_target};
 use crate::page::Page;

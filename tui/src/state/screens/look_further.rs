@@ -10,8 +10,8 @@ use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{Snapshot, Verdict};
 use rcomm_recorder::model::Rank;
 
-/// The [command](Snapshot::look_command) that shows more about a rank. It runs over ssh, unless the process is known to
-/// be on this node, which needs a source of this node (`reads_this_node`).
+/// The [command](Snapshot::look_command) that shows more about a rank. It runs over ssh, unless the rank's host is
+/// unknown, or the process is known to be on this node, which needs a source of this node (`reads_this_node`).
 pub(in crate::state) fn command(
     snapshot: &Snapshot,
     rank: Rank,

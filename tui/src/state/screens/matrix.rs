@@ -60,7 +60,7 @@ impl Shown {
         }
     }
 
-    /// Whether the collectives that members have not issued are not overdue, all of them.
+    /// Whether collectives are pending that are not overdue, and no member has left out any other.
     fn is_early(&self) -> bool {
         let rows = self.matrix.rows.iter();
         let mut tones = rows.flat_map(|row| {
@@ -73,6 +73,7 @@ impl Shown {
     }
 }
 
+/// The numbers of the pending collectives of a group that are not overdue.
 fn not_yet(model: &ViewModel<'_>, group: &GroupRef) -> HashSet<u64> {
     let pending = model.snapshot.report.pending();
     let of_group = pending.filter(|instance| {

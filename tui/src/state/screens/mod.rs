@@ -73,7 +73,8 @@ pub struct ViewModel<'a> {
     pub muted: &'a BTreeSet<Code>,
     /// Ranks that the user marked.
     pub marks: &'a BTreeSet<Rank>,
-    /// Time since the snapshot, ms, added to the ages of overdue operations; 0 while the display is paused.
+    /// Time since the snapshot, ms, added to the ages of overdue operations; 0 while the display is paused, in a
+    /// replay, and once the job has ended.
     pub later_ms: f64,
     /// When the records were taken, ns since the epoch; `None` if they do not note it.
     pub as_of_ns: Option<i64>,
@@ -93,7 +94,8 @@ pub struct ViewModel<'a> {
     pub layout: &'a [OverviewPane],
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
-    /// Facts about the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
+    /// Facts about the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last; empty
+    /// during a pause.
     pub process_facts: &'a [ProcessFacts],
     /// Whether dumps are replayed. The processes that wrote them are likely to have ended.
     pub is_replay: bool,

@@ -39,8 +39,8 @@ pub(crate) struct SnapshotSelector {
 }
 
 impl SnapshotSelector {
-    /// The newest snapshot or that of an upload, with its records. [`Refusal::NoRecords`] if `at` selects an earlier
-    /// one, since only the JSON form of those is kept. Also refused if `upload` is combined with `at` or `job`, the
+    /// The newest snapshot or that of an upload, with its records. [`Refusal::NoRecords`] if `at` is another number than
+    /// that of the newest, since of earlier ones only the JSON form is kept. Also refused if `upload` is combined with `at` or `job`, the
     /// upload or the job is not known, or there is no snapshot yet.
     pub(crate) async fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {
@@ -79,8 +79,8 @@ impl SnapshotSelector {
         }
     }
 
-    /// The report of the selected snapshot, also of an earlier one. The findings of the newest one state their ages as
-    /// of this request, because a job that stands still is analyzed again only now and then.
+    /// The report of the selected snapshot, also of an earlier one. If neither `at` nor `upload` is given, the findings
+    /// state their ages as of this request, because a job that stands still is analyzed again only now and then.
     pub(crate) async fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
         Ok(self.judged(app).await?.report)
     }

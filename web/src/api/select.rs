@@ -135,7 +135,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    /// A job of 16 ranks before its fault, and then 8 s after it.
+    /// The snapshot of a job of 16 ranks 8 s after its fault. It was also read once before the fault.
     fn snapshot_of(situation: Situation) -> Snapshot {
         let simulation = Simulation::new(situation, 16, 1_700_000_000_000_000_000);
         let fault_ns = simulation.fault_ns();

@@ -103,6 +103,7 @@ struct OpenCollective {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     new_entries: NewEntries,
+    /// Collectives that are not measured yet, by group and sequence number.
     groups: HashMap<Arc<GroupId>, BTreeMap<u64, OpenCollective>>,
     descriptions: BTreeSet<Arc<str>>,
     series: BTreeMap<SeriesKey, Series>,

@@ -36,6 +36,7 @@ type Key = (Rank, u32, u32, GroupId);
 #[derive(Debug, Default)]
 pub(crate) struct ReducerCounters {
     series: BTreeMap<Arc<str>, ReducerSeries>,
+    /// The sums of each reducer at the last read.
     last: HashMap<Key, ReducerSums>,
 }
 

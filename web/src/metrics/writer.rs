@@ -119,7 +119,7 @@ impl Writer {
         let _ = writeln!(self.out, " {value}");
     }
 
-    /// A bucket of a histogram, with its exemplar if the format supports it.
+    /// Writes a bucket of a histogram, with its exemplar if the format supports it.
     pub(crate) fn bucket(
         &mut self,
         name: &str,

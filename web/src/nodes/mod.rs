@@ -1,8 +1,8 @@
 //! A collector's sources: the records of a whole job, read from the rcomm-web instances on its nodes.
 //!
 //! Every node is one source, which a separate thread queries for changes. A dead or slow node affects only its own
-//! ranks, which fall silent. Of each rank, an answer holds only the entries from the oldest one that had not ended at
-//! the previous answer.
+//! ranks, which fall silent. The first answer holds all entries of each rank, a later one only those from the oldest on
+//! that had not ended at the previous answer.
 
 mod discovery;
 
@@ -19,7 +19,7 @@ const MAX_BYTES: u64 = 1 << 30;
 /// One node of a job, as a source of the records of its ranks.
 pub struct NodeSource {
     address: NodeAddress,
-    /// The last known address; `None` if it must be looked up.
+    /// The last known URL; `None` if the address must be looked up.
     url: Option<String>,
     token: Option<String>,
     agent: ureq::Agent,

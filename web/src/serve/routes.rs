@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `GET /`, `GET /reports/{id}` | the page: of the live job, of an upload |
 //! | `GET /assets/{file}` | the files of the page |
-//! | `GET /api/v1` | the list of the routes below, as JSON |
+//! | `GET /api/v1` | the list of the routes of the API, as JSON |
 //! | `GET /api/v1/openapi.json` | the description of the routes, OpenAPI 3.1 |
 //! | `GET /api/v1/picture` | the report, its age, and the matrix of the group that matters most |
 //! | `GET /api/v1/report` | the report, `rcomm.report/1` |

@@ -1,8 +1,8 @@
 //! The jobs with rings in one directory: their list, and the snapshots of those that clients look at.
 //!
-//! The server shows one job. The server begins to watch another job at the first request for it. Once no request uses
-//! it any more, it is dropped a minute after its last request, or earlier if another job needs its place. The list is
-//! made on request. So nothing is read unless a client asks.
+//! The server shows one job. It begins to watch another one at the first request for that. Once no request uses such a
+//! job any more, it is dropped about a minute after its last request, or earlier if another job needs its place. The
+//! list is made on request. So nothing is read unless a client asks.
 
 use super::store::SnapshotStore;
 use rcomm_analyzer::source::{RingSource, Source};
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_WATCHED: usize = 4;
 /// Time for which a list is served again before a new one is made.
 const FRESH: Duration = Duration::from_secs(3);
-/// A list that no client has requested for this long is dropped, and so is a watched job that no request uses any more.
+/// A list that is older than this is dropped, and so is a watched job that no client has requested for this long and
+/// that no request uses any more.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// The jobs of a node, for [`Server::jobs`](crate::Server::jobs). Clones share the same state.
@@ -60,6 +61,7 @@ impl Drop for Ending {
     }
 }
 
+/// The last list, and what makes it.
 struct Listing {
     jobs: NodeJobs,
     anchor: Anchor,
@@ -399,21 +401,21 @@ mod tests {
             }
             let has_answered = replacing.is_finished();
             let hold = has_answered.then_some(hold);
-            assert!(has_answered, "the poll of the replaced job has not ended");
+            assert!(has_answered, "the request waits for the poll of the replaced job");
             hold
         });
         assert!(lock(&node.jobs.0.watched).contains_key("job4"));
         assert_eq!(
             ending(),
             1,
-            "the threads of the replaced job have not ended"
+            "the threads of the replaced job ended before its poll"
         );
         node.jobs.0.ending.fetch_add(MAX_WATCHED, Ordering::Relaxed);
         assert!(matches!(node.jobs.watch("job5"), Err(NotWatched::TooMany)));
         node.jobs.0.ending.fetch_sub(MAX_WATCHED, Ordering::Relaxed);
         drop(hold);
         while ending() > 0 {
-            assert!(Instant::now() < deadline, "the threads end");
+            assert!(Instant::now() < deadline, "the threads of the replaced job do not end");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

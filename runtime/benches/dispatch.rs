@@ -1,5 +1,6 @@
 //! The fixed cost of an operation: checks, the issue lock, the record, the wait for its turn, and the report to the
-//! watchdog. The group has one rank, so that no data is exchanged; the ring has the default size.
+//! watchdog. The group has one rank, so that no data is exchanged; the ring has the default size. Also the cost of one
+//! reading of the clock of the records.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

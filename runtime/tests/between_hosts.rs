@@ -1,7 +1,8 @@
-//! Ranks on different hosts connect to each other over the expected addresses.
+//! Ranks on different hosts connect to each other over the expected addresses, and over TLS.
 //!
-//! Hosts are network namespaces with veth pairs between them. Ranks are processes: this program starts itself once
-//! for each rank.
+//! Where the addresses matter, hosts are network namespaces with veth pairs between them, and ranks are processes: this
+//! program starts itself once for each rank. In the other tests ranks are threads, some of them with the names of two
+//! hosts.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 #[path = "../../recorder/tests/certificates/mod.rs"]

@@ -1,4 +1,4 @@
-//! Calls whose members agree through the store end at their own time-outs when the store goes silent.
+//! Calls whose members agree through the store end soon after their own time-outs when the store goes silent.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// The store's own time-out, which no call may take.
+/// The store's own time-out, for which no call may wait.
 const OWN: Duration = Duration::from_secs(3600);
 /// The time-out of each call.
 const SHORT: Duration = Duration::from_millis(100);
@@ -37,6 +37,8 @@ fn stand_in_front_of(port: u16, is_silent: Arc<AtomicBool>) -> u16 {
     own_port
 }
 
+/// Passes the answers of the server on to the client until one of them closes its connection; while `is_silent` is set,
+/// drops them.
 fn pass(mut server: TcpStream, mut client: TcpStream, is_silent: &AtomicBool) {
     let mut answer = [0; 4096];
     while let Ok(received @ 1..) = server.read(&mut answer) {
@@ -84,6 +86,7 @@ fn shrink_names_absent_ranks_though_its_connection_fell_silent_during_the_wait()
 /// Listens in front of the store at `port`. The connection that first sends a wait of a shrink gets no answer from then
 /// on; others get all. Returns its own port.
 fn fall_silent_at_the_wait_of_a_shrink(port: u16) -> u16 {
+    /// The opcode of a wait.
     const WAIT: u8 = 6;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let own_port = listener.local_addr().unwrap().port();
@@ -115,7 +118,7 @@ fn fall_silent_at_the_wait_of_a_shrink(port: u16) -> u16 {
 }
 
 #[test]
-fn calls_through_the_store_end_at_their_time_outs_when_it_is_silent() {
+fn calls_through_the_store_end_soon_after_their_time_outs_when_it_is_silent() {
     let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
     let is_silent = Arc::new(AtomicBool::new(false));
     let port = stand_in_front_of(server.port(), is_silent.clone());

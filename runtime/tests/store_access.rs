@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant, SystemTime};
 
 const LONG: Duration = Duration::from_secs(60);
+/// The first message of a client without a secret: its opcode and a magic number.
 const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
 
 fn secret(text: &str) -> StoreAccess {
@@ -251,7 +252,6 @@ fn unfinished_requests_of_all_clients_share_a_limit_in_bytes() {
     let unfinished = [&VALIDATE[..], &set(b"/k", &[7; 700 << 10])[..600 << 10]].concat();
     let first = connect_raw(&server, &unfinished);
     let second = connect_raw(&server, &unfinished);
-    second.set_nonblocking(false).unwrap();
     // The server closes one of the two connections and continues.
     let (sender, closed) = std::sync::mpsc::channel();
     for stream in [first, second] {

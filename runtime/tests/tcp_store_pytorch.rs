@@ -208,7 +208,7 @@ fn file_stores_of_rcomm_and_pytorch_share_one_file() {
 #[test]
 fn the_environment_that_torchrun_sets_is_read() {
     const PROGRAM: &str = r#"
-import json, os, sys
+import sys
 from torch.distributed.run import main
 sys.argv = ["torchrun", "--standalone", "--nproc-per-node=1", "--no-python", "env"]
 main()

@@ -10,7 +10,9 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(30);
 /// The first message of a connection: its opcode and a magic number.
 const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
+/// Maximum length of a key as it is sent, in bytes.
 const MAX_KEY: usize = 8192;
+/// Maximum length of a value, in bytes.
 const MAX_VALUE: usize = 8 << 20;
 
 fn server() -> TcpStoreServer {
@@ -78,6 +80,7 @@ fn int(number: i64) -> Vec<u8> {
     number.to_le_bytes().to_vec()
 }
 
+/// A request: its opcode, then its fields.
 fn op(code: u8, fields: &[Vec<u8>]) -> Vec<u8> {
     [vec![code], fields.concat()].concat()
 }
@@ -90,6 +93,7 @@ fn get(key: &[u8]) -> Vec<u8> {
     op(0x03, &[text(key)])
 }
 
+/// A request whose field is a list of keys.
 fn keyed(code: u8, keys: &[&[u8]]) -> Vec<u8> {
     let strings: Vec<u8> = keys.iter().flat_map(|key| text(key)).collect();
     op(code, &[int(keys.len() as i64), strings])

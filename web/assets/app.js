@@ -278,7 +278,7 @@ addEventListener("keydown", (event) => {
 
 // Start -------------------------------------------------------------------------------------------
 
-/** Applies a delta to a snapshot. @param {Picture} picture @param {object} delta */
+/** Returns the snapshot to which a delta leads from another. @param {Picture} picture @param {object} delta */
 function withDelta(picture, { status, focus, set, rows }) {
   const report = { ...picture.report, ...set };
   for (const [section, indices] of Object.entries(rows)) {

@@ -1,4 +1,4 @@
-//! Tests the server with hostile and with mistaken clients.
+//! Tests the server with hostile and with mistaken clients, and the program with wrong arguments.
 
 mod common;
 

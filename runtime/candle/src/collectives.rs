@@ -27,10 +27,10 @@ pub trait TensorGroup {
     /// as many entries as the group has ranks; the result is the entry of this rank, without this dimension.
     fn reduce_scatter_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<Tensor>;
 
-    /// Sends a tensor to `peer`.
+    /// Sends a tensor with this tag to `peer`.
     fn send_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()>;
 
-    /// Fills `tensor` with the tensor that `peer` sends, which has the same length and type.
+    /// Fills `tensor` with the tensor that `peer` sends with this tag, which has the same length and type.
     fn recv_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()>;
 }
 

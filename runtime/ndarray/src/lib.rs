@@ -135,7 +135,7 @@ pub trait ArrayGroup {
         op: impl Into<Reduction>,
     ) -> Result<Array<T, D::Smaller>>;
 
-    /// Sends an array to `peer`.
+    /// Sends an array with this tag to `peer`.
     fn send_array<T: Element, S: Data<Elem = T>, D: Dimension>(
         &self,
         array: &ArrayBase<S, D>,
@@ -143,7 +143,7 @@ pub trait ArrayGroup {
         tag: u32,
     ) -> Result<()>;
 
-    /// Fills `array` with the array that `peer` sends, which has the same number and type of elements.
+    /// Fills `array` with the array that `peer` sends with this tag, which has the same number and type of elements.
     fn recv_array<T: Element, S: DataMut<Elem = T>, D: Dimension>(
         &self,
         array: &mut ArrayBase<S, D>,

@@ -447,7 +447,7 @@ mod tests {
         let mut spans = Spans::beginning_now(0.0);
         let (rank, dump) = snapshot.counted().next().expect("a rank is read");
         let recorder = recorder_key(rank, dump);
-        // As many others are stuck, except for one.
+        // One fewer than the limit have been exported, so one more fits.
         let others = (1 << 40..).take(MAX_SPANS - 1);
         spans.exported.extend(others.map(|id| (recorder, id)));
         let mut take = || {

@@ -401,7 +401,10 @@ mod tests {
             }
             let has_answered = replacing.is_finished();
             let hold = has_answered.then_some(hold);
-            assert!(has_answered, "the request waits for the poll of the replaced job");
+            assert!(
+                has_answered,
+                "the request waits for the poll of the replaced job"
+            );
             hold
         });
         assert!(lock(&node.jobs.0.watched).contains_key("job4"));
@@ -415,7 +418,10 @@ mod tests {
         node.jobs.0.ending.fetch_sub(MAX_WATCHED, Ordering::Relaxed);
         drop(hold);
         while ending() > 0 {
-            assert!(Instant::now() < deadline, "the threads of the replaced job do not end");
+            assert!(
+                Instant::now() < deadline,
+                "the threads of the replaced job do not end"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }

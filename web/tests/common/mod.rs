@@ -211,7 +211,7 @@ pub fn dumps_of(scenario: &str) -> String {
     )
 }
 
-/// Waits for `look` to find something.
+/// Waits until `look` finds something, and returns that; panics after [`DEADLINE`].
 pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {

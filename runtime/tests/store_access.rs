@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant, SystemTime};
 
 const LONG: Duration = Duration::from_secs(60);
-/// The first message of a client without a secret: its opcode and a magic number.
+/// The first message of a connection: its opcode and a magic number.
 const VALIDATE: [u8; 5] = [0x00, 0xCE, 0xF7, 0x85, 0x3C];
 
 fn secret(text: &str) -> StoreAccess {

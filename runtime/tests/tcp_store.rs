@@ -1,4 +1,4 @@
-//! Tests of the TCP store over real connections: connecting, faults, limits of requests, round trips, and the rendezvous.
+//! Tests of the TCP store over real connections: connecting, faults, limits of requests, round trips, the rendezvous.
 
 #![allow(clippy::unwrap_used)]
 

@@ -161,23 +161,26 @@ fn first_failure((result, failures): &(String, Vec<Failure>)) -> &Failure {
 }
 
 fn check_that_a_late_rank_fails_too(transport: &str) {
-    let ends = run_scenario("late", transport);
-    for (rank, end) in ends.iter().enumerate() {
-        assert_ne!(end.0, "completed", "rank {rank} over {transport}: {ends:?}");
-        let failure = first_failure(end);
+    let outcomes = run_scenario("late", transport);
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_ne!(
+            outcome.0, "completed",
+            "rank {rank} over {transport}: {outcomes:?}"
+        );
+        let failure = first_failure(outcome);
         assert_eq!(failure.operation.unwrap().seq, 2, "{failure:?}");
         assert!(!failure.text.is_empty());
     }
     let seen: Vec<_> = [0, 2]
         .iter()
-        .map(|&rank| first_failure(&ends[rank]))
+        .map(|&rank| first_failure(&outcomes[rank]))
         .collect();
     assert!(
         seen.iter()
             .any(|failure| failure.kind == FailureKind::Timeout && failure.ranks == [1]),
-        "{ends:?}"
+        "{outcomes:?}"
     );
-    assert_ne!(first_failure(&ends[1]).seen_by, 1, "{ends:?}");
+    assert_ne!(first_failure(&outcomes[1]).seen_by, 1, "{outcomes:?}");
 }
 
 #[test]
@@ -193,14 +196,21 @@ fn a_rank_that_arrives_after_the_time_out_fails_too_over_tcp() {
 #[test]
 fn the_reason_of_an_abort_reaches_every_rank() {
     for transport in ["shm", "tcp"] {
-        let ends = run_scenario("abort", transport);
+        let outcomes = run_scenario("abort", transport);
         for rank in [1, 2] {
             let expected = "rank 0 aborted the group: loss is not a number";
-            assert!(ends[rank].0.contains(expected), "{transport}: {ends:?}");
+            assert!(
+                outcomes[rank].0.contains(expected),
+                "{transport}: {outcomes:?}"
+            );
         }
-        for end in &ends {
-            let failure = first_failure(end);
-            assert_eq!(failure.kind, FailureKind::Abort, "{transport}: {ends:?}");
+        for outcome in &outcomes {
+            let failure = first_failure(outcome);
+            assert_eq!(
+                failure.kind,
+                FailureKind::Abort,
+                "{transport}: {outcomes:?}"
+            );
             assert_eq!((&failure.ranks[..], failure.seen_by), (&[0][..], 0));
             assert_eq!(failure.text, "loss is not a number");
         }
@@ -210,25 +220,29 @@ fn the_reason_of_an_abort_reaches_every_rank() {
 #[test]
 fn survivors_record_which_rank_was_killed() {
     for transport in ["shm", "tcp"] {
-        let ends = run_scenario("kill", transport);
+        let outcomes = run_scenario("kill", transport);
         for rank in [0, 2] {
-            let failure = first_failure(&ends[rank]);
-            assert_eq!(failure.kind, FailureKind::PeerGone, "{transport}: {ends:?}");
-            assert_eq!(failure.ranks, [1], "{transport}: {ends:?}");
+            let failure = first_failure(&outcomes[rank]);
+            assert_eq!(
+                failure.kind,
+                FailureKind::PeerGone,
+                "{transport}: {outcomes:?}"
+            );
+            assert_eq!(failure.ranks, [1], "{transport}: {outcomes:?}");
         }
-        assert!(ends[1].1.is_empty(), "{ends:?}");
+        assert!(outcomes[1].1.is_empty(), "{outcomes:?}");
     }
 }
 
 #[test]
 fn ranks_that_disagree_record_a_mismatch() {
     for transport in ["shm", "tcp"] {
-        let ends = run_scenario("mismatch", transport);
-        for end in &ends {
+        let outcomes = run_scenario("mismatch", transport);
+        for outcome in &outcomes {
             assert_eq!(
-                first_failure(end).kind,
+                first_failure(outcome).kind,
                 FailureKind::Mismatch,
-                "{transport}: {ends:?}"
+                "{transport}: {outcomes:?}"
             );
         }
     }

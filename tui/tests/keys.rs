@@ -83,14 +83,14 @@ fn the_focus_stays_on_its_pane_when_others_appear_above_it() {
 #[test]
 fn the_focus_and_the_selection_stay_when_an_operation_fails_or_the_suspect_changes() {
     let stuck = recorded(Situation::StuckRank);
-    let with = |change: &dyn Fn(&mut Report)| {
+    let snapshot_with = |change: &dyn Fn(&mut Report)| {
         let mut changed = stuck.clone();
         change(Arc::make_mut(&mut changed.report));
         Arc::new(changed)
     };
-    let failed = with(&|report| report.in_flight[0].state = InstanceState::Failed);
-    let calm = with(&|report| report.findings.clear());
-    let other = with(&|report| report.findings[0].culprit_ranks = vec![3]);
+    let failed = snapshot_with(&|report| report.in_flight[0].state = InstanceState::Failed);
+    let calm = snapshot_with(&|report| report.findings.clear());
+    let other = snapshot_with(&|report| report.findings[0].culprit_ranks = vec![3]);
     for (view, pane, later) in [
         ("1", "in_flight", failed),
         ("4", "last_operations", calm),
@@ -201,24 +201,27 @@ fn panes_of_the_first_screen_stay_while_operations_come_and_go() {
     let observe = |state: &mut State, snapshot: &Snapshot| {
         update(state, Event::Observed(Arc::new(snapshot.clone())));
     };
-    let with = titles(&showing(few.clone(), (100, 30)));
-    let without = titles(&showing(many.clone(), (100, 30)));
-    assert!(with.len() > without.len(), "{with:?} {without:?}");
+    let titles_of_few = titles(&showing(few.clone(), (100, 30)));
+    let titles_of_many = titles(&showing(many.clone(), (100, 30)));
+    assert!(
+        titles_of_few.len() > titles_of_many.len(),
+        "{titles_of_few:?} {titles_of_many:?}"
+    );
     let mut state = showing(few.clone(), (100, 30));
     observe(&mut state, &many);
-    assert_eq!(titles(&state), without);
+    assert_eq!(titles(&state), titles_of_many);
     // The rows that were needed once stay, so that nothing moves when the operations are there again.
     observe(&mut state, &few);
-    assert_eq!(titles(&state), without);
+    assert_eq!(titles(&state), titles_of_many);
     // Another terminal is arranged anew, but nothing comes or goes while a row is selected.
     update(&mut state, Event::Resize(101, 30));
-    assert_eq!(titles(&state), with);
+    assert_eq!(titles(&state), titles_of_few);
     press(&mut state, "<tab><down>");
     observe(&mut state, &many);
-    assert_eq!(titles(&state), with);
-    press(&mut state, &"<tab>".repeat(with.len() - 1));
+    assert_eq!(titles(&state), titles_of_few);
+    press(&mut state, &"<tab>".repeat(titles_of_few.len() - 1));
     observe(&mut state, &many);
-    assert_eq!(titles(&state), without);
+    assert_eq!(titles(&state), titles_of_many);
 }
 
 #[test]

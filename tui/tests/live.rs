@@ -25,7 +25,7 @@ proptest! {
             Situation::Mismatch,
             Situation::Straggler,
         ]),
-        // When the job is looked at, ms from the fault on.
+        // When the job is looked at, ms after the fault; before it if negative.
         looks_ms in prop::collection::vec(-3_000i64..30_000, 1..5),
     ) {
         let simulation = Simulation::new(situation, 16, common::START_NS).with_window(64);
@@ -33,10 +33,10 @@ proptest! {
         looks_ms.sort_unstable();
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
         let mut source = {
-            let mut at = looks_ms.clone().into_iter();
+            let mut times_ms = looks_ms.clone().into_iter();
             let fault = simulation.fault_ns();
             SimulatedSource::new(simulation.clone(), move || {
-                fault + at.next().expect("there is a time for each read") * 1_000_000
+                fault + times_ms.next().expect("there is a time for each read") * 1_000_000
             })
         };
         let mut newest = None;
@@ -59,9 +59,9 @@ proptest! {
         // A live view calls a healthy job running for some seconds after its last operation.
         let is_same = verdicts.0 == verdicts.1 || verdicts == (Verdict::Running, Verdict::Healthy);
         prop_assert!(is_same, "{:?}: {:?}", situation, verdicts);
-        let blamed = |report: &rcomm_analyzer::Report| -> Vec<_> {
+        let culprits = |report: &rcomm_analyzer::Report| -> Vec<_> {
             report.findings.iter().map(|f| (f.code, f.culprit_ranks.clone())).collect()
         };
-        prop_assert_eq!(blamed(&live_report), blamed(&expected), "{:?}", situation);
+        prop_assert_eq!(culprits(&live_report), culprits(&expected), "{:?}", situation);
     }
 }

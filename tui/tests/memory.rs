@@ -88,9 +88,9 @@ fn a_large_job_has_frames_to_go_back_to_though_few_of_them_are_whole() {
         live.observe(0, source.poll(Instant::now()), at);
         let snapshot = live.refresh(at).expect("everything changed");
         if look == 0 {
-            let mut alone = History::new(Some(usize::MAX));
-            alone.push(Arc::new(snapshot.clone()));
-            newest = alone.bytes();
+            let mut history_of_one = History::new(Some(usize::MAX));
+            history_of_one.push(Arc::new(snapshot.clone()));
+            newest = history_of_one.bytes();
             // Room for four frames that are whole.
             state.history = History::new(Some(4 * newest));
         }

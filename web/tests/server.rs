@@ -517,7 +517,7 @@ fn an_upload_is_judged_by_the_times_that_its_form_states_as_the_files_are() {
             (name, bytes, written_ms)
         })
         .into();
-    let said = |report: &Value| {
+    let summary_of = |report: &Value| {
         let finding = &report["findings"][0];
         let keys = ["code", "culprit_ranks", "confidence", "sentence"];
         let of_finding = keys.map(|key| finding[key].to_string());
@@ -532,7 +532,7 @@ fn an_upload_is_judged_by_the_times_that_its_form_states_as_the_files_are() {
         assert_eq!(answer.status, 201, "{}", answer.body);
         let id = answer.json()["id"].as_str().expect("a text").to_owned();
         let report = format!("/api/v1/report?upload={id}");
-        said(&web.get(&report, &[]).json())
+        summary_of(&web.get(&report, &[]).json())
     };
     let mut analysis = Analysis::new(Policy::default());
     let paths = [folder.path().to_owned()];
@@ -541,7 +541,7 @@ fn an_upload_is_judged_by_the_times_that_its_form_states_as_the_files_are() {
     })
     .expect("the folder is readable");
     let report = serde_json::to_value(analysis.finish()).expect("a report has a JSON form");
-    let of_files = said(&report);
+    let of_files = summary_of(&report);
     assert_eq!(of_files.1[0], "\"E102\"", "{of_files:?}");
     assert_eq!(upload(true), of_files);
     // The time of the upload itself is not that of the files.
@@ -563,10 +563,10 @@ fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
         let jobs = jobs.as_array().expect("the value is a list").clone();
         (jobs.len() == 3 && jobs[0]["verdict"] == "stuck").then_some(jobs)
     });
-    let of = |key: &str| listed.iter().map(|job| &job[key]).collect::<Vec<_>>();
-    assert_eq!(of("name"), ["stuck", "third", "second"]);
-    assert_eq!(of("shown"), [true, false, false]);
-    assert_eq!(of("in_trouble"), [true, false, false]);
+    let column = |key: &str| listed.iter().map(|job| &job[key]).collect::<Vec<_>>();
+    assert_eq!(column("name"), ["stuck", "third", "second"]);
+    assert_eq!(column("shown"), [true, false, false]);
+    assert_eq!(column("in_trouble"), [true, false, false]);
     assert_eq!(
         (&listed[0]["alive"], &listed[0]["ranks"]),
         (&2.into(), &2.into())

@@ -61,8 +61,8 @@ fn ask_raw() -> io::Result<Vec<u8>> {
 
 /// Whether the answer to the second question, `ESC [ ? ... c`, is there.
 fn is_complete(answer: &[u8]) -> bool {
-    let begins = answer.windows(3).position(|three| three == b"\x1b[?");
-    begins.is_some_and(|start| answer[start..].contains(&b'c'))
+    let start = answer.windows(3).position(|three| three == b"\x1b[?");
+    start.is_some_and(|start| answer[start..].contains(&b'c'))
 }
 
 /// Whether the color in `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` is light; each component has one to four hexadecimal digits.
@@ -107,12 +107,13 @@ impl LateAnswer {
 
     /// Notes a key press at `now`, and returns whether it is part of an answer. If not, it is the user's.
     pub(super) fn includes(&mut self, key: &KeyEvent, now: Instant) -> bool {
-        let with = |modifier, code| key.modifiers == modifier && key.code == KeyCode::Char(code);
+        let is_pressed =
+            |modifier, code| key.modifiers == modifier && key.code == KeyCode::Char(code);
         let goes_on = |newest: Instant| now.duration_since(newest) < Self::GAP;
         let inside = self.newest.is_some_and(goes_on);
-        let ends = with(KeyModifiers::ALT, '\\') || with(KeyModifiers::CONTROL, 'g');
-        let included = inside || with(KeyModifiers::ALT, ']');
-        self.newest = (included && !(inside && ends)).then_some(now);
+        let is_end = is_pressed(KeyModifiers::ALT, '\\') || is_pressed(KeyModifiers::CONTROL, 'g');
+        let included = inside || is_pressed(KeyModifiers::ALT, ']');
+        self.newest = (included && !(inside && is_end)).then_some(now);
         included
     }
 }

@@ -176,13 +176,13 @@ fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
 fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
     let (written, agreed) = (answers.written.len(), answers.agreed.len());
     let asked = written + agreed + answers.requested.len() + answers.refused.len();
-    let of = |n: usize| format!("{n} of {}", count(asked as u64, "rank"));
+    let share = |n: usize| format!("{n} of {}", count(asked as u64, "rank"));
     let mut text = match (written, agreed) {
-        (0, 1..) => format!("dumps being written by {}", of(agreed)),
-        (_, 0) => format!("dumps written by {}", of(written)),
+        (0, 1..) => format!("dumps being written by {}", share(agreed)),
+        (_, 0) => format!("dumps written by {}", share(written)),
         _ => format!(
             "dumps written by {}, being written by {agreed}",
-            of(written)
+            share(written)
         ),
     };
     if let Some(first) = answers.requested.first() {
@@ -207,7 +207,8 @@ fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
 }
 
 /// Takes the current stacks of the processes from the first source that provides any; if none does, returns the last
-/// failure. Sources that give call stacks come first in `targets`; those after them know only the states of threads.
+/// failure. The sources that the command line names, which give call stacks, come first in `targets`. Those of this
+/// node know the states of threads or, for a job without rings, ask PyTorch's worker servers for call stacks.
 fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + WAIT_LIMIT;
     let mut failure = "no source can provide call stacks".to_owned();

@@ -57,7 +57,7 @@ pub(super) fn arranged(
     let has_trends = has_trends(model) || !model.layout.is_empty();
     panes.retain(|pane| *pane != OverviewPane::Trends || has_trends);
     let mut page = page_of(model, &panes, &kept_rows);
-    let more = match model.layout.is_empty() {
+    let additional = match model.layout.is_empty() {
         true => OverviewPane::additional_panes(model.size, blocked),
         false => &[],
     };
@@ -66,20 +66,20 @@ pub(super) fn arranged(
         OverviewPane::InFlight => !blocked && !has_two_columns(model),
         pane => *pane == OverviewPane::Ranks,
     };
-    for &pane in more {
+    for &pane in additional {
         if panes.contains(&pane) {
             continue;
         }
-        let mut with = panes.clone();
-        with.insert(panes.iter().position(is_last).unwrap_or(panes.len()), pane);
-        let page_with = page_of(model, &with, &kept_rows);
+        let mut panes_with = panes.clone();
+        panes_with.insert(panes.iter().position(is_last).unwrap_or(panes.len()), pane);
+        let page_with = page_of(model, &panes_with, &kept_rows);
         let is_shown = match before.filter(|_| selecting) {
             Some(before) => before.panes.contains(&pane),
             None => needed(&page_with, model.size) <= model.size.1,
         };
         if is_shown {
-            (panes, page) = (with, page_with);
-        } else if let Some(at) = with.iter().position(|other| *other == pane) {
+            (panes, page) = (panes_with, page_with);
+        } else if let Some(at) = panes_with.iter().position(|other| *other == pane) {
             let rows = needed_rows(&page_with.panes[at], model.size.0);
             keep(pane, rows, &mut kept_rows);
         }

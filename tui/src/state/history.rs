@@ -185,7 +185,7 @@ impl History {
 /// A copy of a frame with only the newest operations of each dump, and all from its oldest pending one on. Dumps that
 /// whole frames share are shared by the cut frames as well. `before` is the frame that was cut last, and its copy.
 fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Snapshot {
-    let known = |rank: Rank, dump: &Arc<Dump>| {
+    let already_cut = |rank: Rank, dump: &Arc<Dump>| {
         let (whole, cut) = before?;
         let mut dumps = whole.rank(rank)?.dumps.iter();
         let index = dumps.position(|other| Arc::ptr_eq(other, dump))?;
@@ -197,7 +197,7 @@ fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Sna
     };
     let ranks = whole.ranks.iter().map(|view| {
         let dumps = view.dumps.iter();
-        let dumps = dumps.map(|dump| known(view.rank, dump).unwrap_or_else(|| newest(dump)));
+        let dumps = dumps.map(|dump| already_cut(view.rank, dump).unwrap_or_else(|| newest(dump)));
         RankView {
             dumps: dumps.collect(),
             ..view.clone()

@@ -129,18 +129,18 @@ fn complete_filter(text: &str, names: &KnownNames) -> Vec<String> {
         Some(body) => ("!", body),
         None => ("", term),
     };
-    let begin = |key: &str, words: &[String], value: &str| -> Vec<String> {
+    let completions = |key: &str, words: &[String], value: &str| -> Vec<String> {
         let matching = words.iter().filter(|word| word.starts_with(value));
         matching
             .map(|word| format!("{head}{sign}{key}:{word}"))
             .collect()
     };
     match body.split_once(':') {
-        Some(("group", value)) => begin("group", &names.groups, value),
-        Some(("host", value)) => begin("host", &names.hosts, value),
-        Some(("op", value)) => begin("op", &names.ops, value),
-        Some(("code", value)) => begin("code", &names.codes, value),
-        Some(("rank", value)) => begin("rank", &names.ranks, value),
+        Some(("group", value)) => completions("group", &names.groups, value),
+        Some(("host", value)) => completions("host", &names.hosts, value),
+        Some(("op", value)) => completions("op", &names.ops, value),
+        Some(("code", value)) => completions("code", &names.codes, value),
+        Some(("rank", value)) => completions("rank", &names.ranks, value),
         Some(_) => vec![],
         None => KEYS
             .iter()

@@ -109,13 +109,13 @@ fn a_muted_warning_puts_no_job_of_the_node_in_trouble() {
     let warning = "rank 21 has not answered";
     // The rows of the job with the warning and of a newer one without.
     let order = |screen: &str| {
-        let at = |name: &str| {
+        let row_of = |name: &str| {
             screen.lines().position(|line| {
                 let job = line.get(2..);
                 job.is_some_and(|job| job.starts_with(name))
             })
         };
-        (at("warned"), at("newer"))
+        (row_of("warned"), row_of("newer"))
     };
     press(&mut state, "9");
     let screen = text::of(&state);

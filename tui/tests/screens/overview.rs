@@ -445,8 +445,8 @@ fn joined(screen: &str) -> String {
 
 #[test]
 fn a_doubt_is_whole_on_the_first_screen_and_on_that_of_its_finding() {
-    let sure = text::of(&showing(doubtful(0.9), (80, 24)));
-    assert!(!sure.contains("or else"), "{sure}");
+    let confident = text::of(&showing(doubtful(0.9), (80, 24)));
+    assert!(!confident.contains("or else"), "{confident}");
     let mut state = showing(doubtful(0.5), (80, 24));
     let first = text::of(&state);
     assert!(

@@ -30,11 +30,14 @@ fn a_pattern_names_hosts_and_local_ranks_only_where_they_say_something() {
         pattern(|view| view.host = "".into()),
         "pattern: 8 ranks, whose hosts are unknown"
     );
-    let alone = |view: &mut RankView| {
+    let one_per_host = |view: &mut RankView| {
         view.host = format!("n{}", view.rank).into();
         view.local_rank = 0;
     };
-    assert_eq!(pattern(alone), "pattern: 8 ranks on 8 hosts, no pattern");
+    assert_eq!(
+        pattern(one_per_host),
+        "pattern: 8 ranks on 8 hosts, no pattern"
+    );
 }
 
 #[test]

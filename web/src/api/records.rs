@@ -47,7 +47,7 @@ fn range(ranks: &str) -> Option<RangeInclusive<Rank>> {
 }
 
 /// Parses `since`. Invalid cursors are left out, so their dumps are sent whole.
-fn known(since: &str) -> HashMap<CursorKey, Cursor> {
+fn parse_since(since: &str) -> HashMap<CursorKey, Cursor> {
     since
         .split(',')
         .filter_map(|cursor| {
@@ -83,7 +83,7 @@ pub(crate) async fn records(
         })?,
     };
     let body =
-        tokio::task::spawn_blocking(move || encode(&snapshot, &ranks, &known(&wanted.since)));
+        tokio::task::spawn_blocking(move || encode(&snapshot, &ranks, &parse_since(&wanted.since)));
     let body = body.await.map_err(|_| Refusal::Stopping)?;
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }

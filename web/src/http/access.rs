@@ -174,9 +174,9 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
         _ => "",
     };
     let target = request.uri().authority();
-    let known = |authority: &str| access.allows_host(host_name(authority));
+    let is_known = |authority: &str| access.allows_host(host_name(authority));
     let mut named = std::iter::once(host).chain(target.map(|target| target.as_str()));
-    if let Some(unknown) = named.find(|named| !known(named)) {
+    if let Some(unknown) = named.find(|named| !is_known(named)) {
         return with_security_headers(Refusal::UnknownHost(unknown.to_owned()).into_response());
     }
     // Browsers send the origin of a request; only the pages of this server may call the API.

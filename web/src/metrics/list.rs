@@ -21,7 +21,9 @@ pub(crate) struct Metric {
 }
 
 /// The OTLP name and unit of a metric, from a list of one pair or none: how a macro passes an optional argument.
-const fn first(otlp: &[(&'static str, &'static str)]) -> Option<(&'static str, &'static str)> {
+const fn at_most_one(
+    otlp: &[(&'static str, &'static str)],
+) -> Option<(&'static str, &'static str)> {
     match otlp {
         [only] => Some(*only),
         _ => None,
@@ -34,7 +36,7 @@ macro_rules! metrics {
             name: $name,
             kind: Kind::$kind,
             help: $help,
-            otlp: first(&[$(($otlp, $unit))?]),
+            otlp: at_most_one(&[$(($otlp, $unit))?]),
         };)+
 
         /// Every metric.

@@ -81,11 +81,11 @@ const MIN_LINES: usize = 5;
 /// What the code of a finding means, where it usually comes from, and what to do, as `rcomm-fr explain` has it: as much
 /// of it as `rows` hold, with the title. `None` if they hold too little.
 fn explanation(finding: &Finding, width: usize, rows: u16) -> Option<Pane> {
-    let known = explain(finding.code);
-    let mut lines = vec![vec![plain(known.meaning)]];
+    let explained = explain(finding.code);
+    let mut lines = vec![vec![plain(explained.meaning)]];
     for (title, items) in [
-        ("where it usually comes from", known.causes),
-        ("what to do", known.actions),
+        ("where it usually comes from", explained.causes),
+        ("what to do", explained.actions),
     ] {
         lines.push(vec![styled(title, Tone::Title)]);
         lines.extend(items.iter().map(|item| vec![plain(format!("- {item}"))]));
@@ -110,11 +110,11 @@ fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
         Severity::Warning => Tone::Late,
         Severity::Note => Tone::Dim,
     };
-    let sure = format!("  {:.0} % sure", finding.confidence * 100.0);
+    let confidence = format!("  {:.0} % sure", finding.confidence * 100.0);
     let mut lines = vec![
         vec![
             styled(format!("{} {}", finding.code, finding.name), tone),
-            styled(sure, Tone::Dim),
+            styled(confidence, Tone::Dim),
         ],
         vec![plain(model.sentence(finding))],
     ];

@@ -287,11 +287,11 @@ fn table(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Table {
         columns,
         headings: Headings::Shown,
         empty: if shown.matrix.rows.is_empty() {
-            let of = match model.snapshot.ranks.iter().any(|view| view.silent) {
+            let by_whom = match model.snapshot.ranks.iter().any(|view| view.silent) {
                 true => " by the ranks that answer",
                 false => "",
             };
-            format!("no collective has been recorded in this group{of}")
+            format!("no collective has been recorded in this group{by_whom}")
         } else {
             model.none_left("rank")
         },

@@ -271,9 +271,9 @@ pub(in crate::state) fn neighbor(
 fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     let operations = operations(view);
     let at_ns = model.scale.cursor_ns.unwrap_or(i64::MAX);
-    let until = operations.partition_point(|(_, entry)| entry.time_created_ns <= at_ns);
+    let issued_until = operations.partition_point(|(_, entry)| entry.time_created_ns <= at_ns);
     let mut line = vec![styled(format!("rank {}: ", view.rank), Tone::Title)];
-    let Some((dump, entry)) = until.checked_sub(1).map(|at| operations[at]) else {
+    let Some((dump, entry)) = issued_until.checked_sub(1).map(|at| operations[at]) else {
         line.push(plain(match model.scale.cursor_ns {
             Some(_) => "no operation is recorded up to the cursor",
             None => "no operation is recorded",
@@ -281,10 +281,10 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
         return line;
     };
     let group = group_of(dump, entry);
-    let on = (group.as_ref()).map_or_else(String::new, |group| {
+    let on_group = (group.as_ref()).map_or_else(String::new, |group| {
         format!(" on {}", model.labels([group]))
     });
-    let mut text = format!("{} #{}{on}", op_name(dump, entry), seq_of(entry));
+    let mut text = format!("{} #{}{on_group}", op_name(dump, entry), seq_of(entry));
     let signature = dump.signatures.get(entry.signature as usize);
     let size = signature.map_or(0, |signature| signature.input_bytes());
     if size > 0 {

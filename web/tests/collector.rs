@@ -71,6 +71,7 @@ fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 /// The records of a whole job, made anew at most twice a second for all nodes together.
 struct Job {
     simulation: Simulation,
+    /// The newest records, by rank, and when they were made, ns since the epoch.
     made: Mutex<(i64, Arc<Vec<Dump>>)>,
 }
 
@@ -89,6 +90,7 @@ impl Job {
 struct NodeRings {
     job: Arc<Job>,
     ranks: Range<u32>,
+    /// The records of each rank as they were last returned.
     last: HashMap<Rank, Dump>,
 }
 
@@ -192,6 +194,7 @@ struct Cluster {
     // Dropped before the threads that serve it.
     collector: SnapshotStore,
     job: Arc<Job>,
+    /// Bytes of all answers of the nodes.
     answered: Arc<AtomicU64>,
     _gone: Vec<TcpSocket>,
     _watches: Vec<rcomm_analyzer::Watch>,

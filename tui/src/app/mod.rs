@@ -206,9 +206,11 @@ fn restore_on_panic(sender: Sender<Event>) {
 /// The threads that the event loop has started. When dropped, they are stopped and joined, after pending files are
 /// written.
 struct Threads {
+    /// Set when the thread that reads keys has to end.
     stop: Arc<AtomicBool>,
     /// While set, no keys are read: the terminal belongs to the shell.
     suspended: Arc<AtomicBool>,
+    /// Ends the thread that waits for signals.
     signals: Handle,
     handles: Vec<JoinHandle<()>>,
 }

@@ -12,6 +12,7 @@ pub(crate) struct Layout {
     pub(crate) header: Rect,
     /// The head's lines, wrapped to the width.
     pub(crate) head: Vec<Line>,
+    /// The rows of the screen that the head gets; if they are too few, its last lines are not shown.
     head_area: Rect,
     pub(crate) panes: Vec<Rect>,
     pub(crate) footer: Rect,

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 pub(super) struct Arrangement {
     /// The panes on display, in the order of the page's panes.
     pub(super) panes: Vec<OverviewPane>,
+    /// What they were arranged for.
     occasion: Occasion,
     /// The most rows that the tables of groups and of operations in flight have needed on this occasion.
     kept_rows: HashMap<OverviewPane, u16>,
@@ -20,6 +21,7 @@ pub(super) struct Arrangement {
 struct Occasion {
     job: String,
     size: (u16, u16),
+    /// Whether there are root causes.
     blocked: bool,
     filter: String,
     problems_only: bool,

@@ -18,6 +18,7 @@ pub struct History {
     frames: VecDeque<Frame>,
     /// The frame that was cut last: the original and the cut one.
     newest_cut: Option<(Arc<Snapshot>, Arc<Snapshot>)>,
+    /// Bytes of all frames.
     bytes: usize,
     /// Maximum number of bytes; `None` if it depends on the number of ranks: see [`History::default_budget`].
     budget: Option<usize>,
@@ -30,6 +31,7 @@ struct Frame {
     snapshot: Arc<Snapshot>,
     /// Bytes that the frame holds beyond what it shares with the previous one.
     bytes: usize,
+    /// Whether the frame has not been cut yet, nor found too small to cut.
     is_whole: bool,
 }
 

@@ -9,10 +9,11 @@ const MAX_SAMPLES: usize = 512;
 /// The figures of one snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Sample {
+    /// Time of the snapshot, wall clock, ns since the epoch.
     wall_ns: i64,
     /// The highest step of any rank.
     step: Option<i64>,
-    /// Steps per second since the previous sample; `None` if a step is unknown or decreased.
+    /// Steps per second since the previous sample; `None` without a previous one, or if a step is unknown or decreased.
     steps_per_s: Option<f64>,
     /// The highest bus bandwidth of any group, GB/s.
     busbw_gbs: Option<f64>,

@@ -24,6 +24,7 @@ pub(crate) struct MatrixQuery {
     /// Whether every rank gets a separate row; otherwise ranks with equal cells share a row.
     #[serde(default)]
     each: bool,
+    /// This and the next two select the snapshot, as in [`SnapshotSelector`].
     at: Option<u64>,
     upload: Option<String>,
     job: Option<String>,

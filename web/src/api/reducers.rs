@@ -22,6 +22,7 @@ struct Row {
     rank: Rank,
     host: String,
     group: String,
+    /// Number of the step in its reducer, from 1.
     step: u64,
     /// When the step ended, wall clock, ns since the epoch; as text, since it exceeds JavaScript's exact integers.
     ended_ns: String,
@@ -29,8 +30,11 @@ struct Row {
     forward_ms: f64,
     backward_ms: f64,
     communication_ms: f64,
+    /// The part of communication that the backward pass hid.
     hidden_ms: f64,
+    /// The part of communication for which the rank waited.
     exposed_ms: f64,
+    /// Size of all gradients.
     bytes: u64,
     bucket_count: u32,
     /// All buckets of the step, or those that were under way the longest.

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Deserialize)]
 pub(crate) struct SelectQuery {
     filter: String,
+    /// This and the next two select the snapshot, as in [`SnapshotSelector`].
     at: Option<u64>,
     upload: Option<String>,
     job: Option<String>,

@@ -23,6 +23,7 @@ pub(crate) struct TimelineQuery {
     filter: String,
     /// Seconds from the start of the timeline to the newest event; 10 by default.
     seconds: Option<f64>,
+    /// This and the next two select the snapshot, as in [`SnapshotSelector`].
     at: Option<u64>,
     upload: Option<String>,
     job: Option<String>,
@@ -69,7 +70,9 @@ pub(crate) struct Timeline {
     origin_ns: String,
     /// Length in µs, up to the newest event or, if the job hangs, to the time of the newest dump.
     length: i64,
+    /// Names of the groups.
     groups: Vec<String>,
+    /// Names of the operations.
     ops: Vec<String>,
     lanes: Vec<Lane>,
     /// Number of operations left out because of the limit: the oldest of each dump.

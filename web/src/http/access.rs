@@ -21,6 +21,7 @@ const COOKIE: &str = "rcomm_session_";
 /// Which requests the server admits, by their token, `Host` and `Origin`.
 #[derive(Clone)]
 pub struct Access {
+    /// The required token; `None` if none is.
     token: Option<Arc<str>>,
     /// Allowed host names in addition to `localhost` and IP addresses.
     hosts: Arc<[String]>,

@@ -8,11 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Counts of one server.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
+    /// Open connections.
     connections: AtomicU64,
+    /// Open event streams.
     streams: AtomicU64,
+    /// Connections that got no place, or lost it.
     refused: AtomicU64,
+    /// Clients that were dropped because they did not read.
     slow: AtomicU64,
+    /// All requests.
     requests: AtomicU64,
+    /// Requests that were denied access.
     denied: AtomicU64,
 }
 
@@ -78,10 +84,12 @@ impl GaugeGuard {
         }
     }
 
+    /// Counts an open connection.
     pub(crate) fn connection(traffic: &Arc<Traffic>) -> Self {
         Self::new(traffic, |traffic| &traffic.connections)
     }
 
+    /// Counts an open event stream.
     pub(crate) fn stream(traffic: &Arc<Traffic>) -> Self {
         Self::new(traffic, |traffic| &traffic.streams)
     }

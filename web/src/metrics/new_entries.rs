@@ -1,4 +1,5 @@
-//! Yields every operation of a repeatedly read rank once, after it has ended.
+//! Yields every operation of a repeatedly read rank once, after it has ended, unless it was overwritten before. Says
+//! whether one that ended was successful.
 //!
 //! Each recorder of a rank numbers its operations by record id, in order of issue. The cursor stores the highest id
 //! that it has seen; operations that were pending when they were seen are looked up again by id until they have ended
@@ -36,6 +37,7 @@ pub(crate) struct RecorderCursor {
 #[derive(Debug, Default)]
 pub(crate) struct NewEntries {
     read: HashMap<RecorderKey, RecorderCursor>,
+    /// See [`NewEntries::unread`].
     unread: u64,
 }
 

@@ -60,12 +60,14 @@ pub(super) struct Batch {
 pub(super) struct Spans {
     new_entries: NewEntries,
     messages: Messages,
+    /// Share of the traces that are not remarkable which is kept, 0 to 1.
     ratio: f64,
     /// Wall clock, ns since the epoch. Operations that ended earlier are not exported: an earlier instance of this
     /// program may have exported them.
     since_ns: i64,
     /// Usual duration in seconds, by description of the group and operation.
     usual: HashMap<(String, &'static str), f64>,
+    /// The traces that are kept regardless of sampling.
     remarkable: HashSet<TraceId>,
     /// The traces in `remarkable`, oldest first.
     order: VecDeque<TraceId>,

@@ -87,11 +87,14 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     store: SnapshotStore,
+    /// The jobs of the node; `None` if the server lists none.
     jobs: Option<Jobs>,
     access: Access,
     limits: Limits,
     exemplars: Exemplars,
+    /// The exporter's counts; `None` if nothing is exported.
     exported: Option<Arc<Counts>>,
+    /// `None` for plain HTTP.
     tls: Option<Tls>,
 }
 

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 /// One snapshot in all served forms. Immutable.
 pub(crate) struct Frame {
     pub(crate) snapshot: Arc<Snapshot>,
+    /// The snapshot as the API describes it.
     pub(crate) body: ApiSnapshot,
     /// The snapshot as JSON.
     pub(crate) text: Arc<str>,

@@ -18,6 +18,7 @@ pub struct Web {
     pub child: Child,
     _stdout: BufReader<ChildStdout>,
     pub address: SocketAddr,
+    /// `None` with `--no-token`.
     pub token: Option<String>,
 }
 

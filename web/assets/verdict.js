@@ -103,7 +103,7 @@ function explanation(code) {
 }
 
 /** How sure a finding is: `, 97 % sure`; empty for a note. @param {object} finding */
-const sure = ({ severity, confidence }) => (severity === "note" ? "" : `, ${Math.round(confidence * 100)} % sure`);
+const confidenceText = ({ severity, confidence }) => (severity === "note" ? "" : `, ${Math.round(confidence * 100)} % sure`);
 
 /** Why a finding may be wrong, and whom the records accuse as well, as in rcomm-fr's report. @param {object} finding */
 function doubts({ alternatives = [], culprit_ranks: named, doubts = [] }) {
@@ -120,7 +120,7 @@ function doubts({ alternatives = [], culprit_ranks: named, doubts = [] }) {
 function article(finding, isHeadline, name, look, copy) {
   const kind = finding.caused_by == null ? "" : " consequence";
   const element = make("article", { class: finding.severity + kind },
-    make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}${sure(finding)}`));
+    make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}${confidenceText(finding)}`));
   if (!isHeadline) element.append(make("p", {}, finding.sentence));
   for (const doubt of doubts(finding)) element.append(make("p", { class: "doubt" }, doubt));
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));

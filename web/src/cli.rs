@@ -60,7 +60,7 @@ pub struct Cli {
     /// Connect to those instances with TLS.
     #[arg(long, requires = "directory")]
     pub nodes_tls: bool,
-    /// File with the token for those instances.
+    /// File with the token for the instances to collect from.
     #[arg(long, value_name = "FILE")]
     pub nodes_token_file: Option<PathBuf>,
     /// Sources over the network instead of this node's rings.

@@ -40,7 +40,7 @@ pub struct Cli {
     pub view: ViewOptions,
 }
 
-/// Sources of the live view; the rings of this node if none is given. Several can be combined.
+/// Sources of the live view; the jobs of this node if none is given. Several can be combined.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sources")]
 pub struct SourceOptions {

@@ -100,7 +100,8 @@ pub struct State {
     pub confirm: Option<PathBuf>,
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<(Arc<TakenStacks>, Moment)>,
-    /// Facts about the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
+    /// Facts about the processes, hosts and GPUs of the ranks at fault or, if there are none, of the first one that is
+    /// late, and of the rank on display, as read last.
     pub process_facts: Vec<ProcessFacts>,
     /// The jobs of this node, those in trouble first; empty if the sources are not rings.
     pub jobs: Arc<[NodeJob]>,
@@ -513,8 +514,9 @@ impl State {
         }
     }
 
-    /// The command to read facts about the processes of the ranks at fault and of the rank on display; `None` if the
-    /// last read is recent enough or has not ended, or if there is nothing to read.
+    /// The command to read facts about the processes of the ranks at fault or, if there are none, of the first one that
+    /// is late, and of the rank on display; `None` if the last read is recent enough or has not ended, or if there is
+    /// nothing to read.
     pub fn due_process_facts(&mut self) -> Option<Command> {
         let mut ranks = self.index.roots().to_vec();
         if ranks.is_empty() {

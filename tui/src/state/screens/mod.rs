@@ -94,8 +94,8 @@ pub struct ViewModel<'a> {
     pub layout: &'a [OverviewPane],
     /// The call stacks taken last, and when they were taken.
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
-    /// Facts about the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last; empty
-    /// during a pause.
+    /// Facts about the processes, hosts and GPUs of the suspects and of the rank on display, as read last; empty during
+    /// a pause. See [`State::process_facts`](crate::state::State::process_facts).
     pub process_facts: &'a [ProcessFacts],
     /// Whether dumps are replayed. The processes that wrote them are likely to have ended.
     pub is_replay: bool,

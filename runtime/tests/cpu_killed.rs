@@ -111,12 +111,12 @@ fn kill(killed: u32, operation: &str, wiring: &str, count: usize) {
 }
 
 #[test]
-fn a_rank_killed_between_chunks_in_shared_memory_is_named() {
+fn a_rank_killed_during_large_operations_in_shared_memory_is_named() {
     kill_rank_2("all_reduce", "shm", 2 << 20);
 }
 
 #[test]
-fn a_rank_killed_while_it_works_in_buffers_of_other_ranks_is_named() {
+fn a_rank_killed_during_operations_in_registered_buffers_is_named() {
     kill_rank_2("all_reduce", "registered", 8 << 20);
 }
 
@@ -126,7 +126,7 @@ fn a_rank_killed_among_small_operations_in_shared_memory_is_named() {
 }
 
 #[test]
-fn a_rank_killed_while_it_sends_is_named() {
+fn a_rank_killed_during_large_operations_over_tcp_is_named() {
     kill_rank_2("all_reduce", "tcp", 1 << 20);
     kill_rank_2("all_reduce", "streams", 1 << 20);
 }

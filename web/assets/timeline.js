@@ -7,8 +7,8 @@ const LEFT = 92, TOP = 22;
 /** Bounds of the height of a lane, px. Between them, the lanes share the height of the pane. */
 const MIN_LANE_HEIGHT = 18, MAX_LANE_HEIGHT = 44;
 let laneHeight = MIN_LANE_HEIGHT;
-// Okabe and Ito's colors, with a darker yellow, one for each operation and kind of group. More than seven share them, and
-// differ by the text in and under them.
+// Okabe and Ito's colors, with a darker yellow, one for each operation and kind of group. More than seven share them,
+// and differ by the text in and under them.
 const COLORS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
 /** The color of text on each of COLORS, with a contrast of at least 4.5. */
 const INKS = ["#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000"];

@@ -20,6 +20,7 @@ fn dispatch(criterion: &mut Criterion) {
     let world = World::builder(config).store(store).init().unwrap();
     let group = world.group();
     let (mut first, mut second) = ([0.0_f32; 2], [0.0_f32; 2]);
+    // The ring has been full before the first measurement.
     for _ in 0..2 * Config::default().ring_entries {
         group.barrier().unwrap();
     }

@@ -49,6 +49,7 @@ const WAYS: [(&str, u32); 3] = [
 ];
 
 impl Backward {
+    /// Computes the gradient of a layer.
     fn layer(self, gradient: &mut [f32]) {
         match self {
             Self::Waits => {
@@ -67,7 +68,9 @@ impl Backward {
 /// The measurements of one way.
 #[derive(Clone, Default)]
 struct Measured {
+    /// The time of each counted step.
     step: Vec<Duration>,
+    /// How long each counted step waited for communication.
     exposed: Vec<Duration>,
     /// Count and bytes in the step with the fewest: in some steps queues grow.
     allocations: Option<(u64, u64)>,
@@ -90,6 +93,7 @@ impl Measured {
     }
 }
 
+/// Sorts the times and returns the median, in ms.
 fn median(times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     times[times.len() / 2].as_secs_f64() * 1e3

@@ -21,8 +21,11 @@ const LONG: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 15;
 /// About how long a round without or with TLS takes; the number of its repetitions is chosen accordingly.
 const ROUND: Duration = Duration::from_millis(60);
+/// The sizes of an all_reduce, in bytes.
 const SIZES: [usize; 4] = [8, 64 << 10, 1 << 20, 16 << 20];
+/// The requests to the store.
 const REQUESTS: [&str; 2] = ["set", "get"];
+/// The sizes of the values in the store, in bytes.
 const VALUES: [usize; 2] = [64, 64 << 10];
 
 /// A rank's worlds: without TLS and with it.
@@ -58,6 +61,7 @@ fn repetitions(once: Duration) -> usize {
     usize::try_from(count).unwrap().clamp(3, 20_000)
 }
 
+/// Prints a row of the table. `rounds` are the mean times of the rounds without TLS and of those with it.
 fn print(name: &str, mut rounds: [Vec<Duration>; 2]) {
     let numbers = rounds.each_mut().map(|rounds| {
         rounds.sort();
@@ -72,6 +76,7 @@ fn print(name: &str, mut rounds: [Vec<Duration>; 2]) {
     );
 }
 
+/// Measures all_reduce, on both ranks at the same time. Returns the mean times of the rounds, without TLS and with it.
 fn all_reduce(worlds: &[World; 2], together: &Barrier, size: usize) -> [Vec<Duration>; 2] {
     let mut numbers = vec![1.0_f32; size / 4];
     let mut reduce = |world: &World| {
@@ -97,6 +102,8 @@ fn all_reduce(worlds: &[World; 2], together: &Barrier, size: usize) -> [Vec<Dura
     rounds
 }
 
+/// Measures requests to the store for a value of `size` bytes. Returns the mean times of the rounds, without TLS and
+/// with it.
 fn request(worlds: &[World; 2], kind: &str, size: usize) -> [Vec<Duration>; 2] {
     let value = vec![7; size];
     let run = |world: &World| match kind {

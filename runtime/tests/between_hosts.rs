@@ -1,8 +1,8 @@
 //! Ranks on different hosts connect to each other over the expected addresses, and over TLS.
 //!
-//! Where the addresses matter, hosts are network namespaces with veth pairs between them, and ranks are processes: this
-//! program starts itself once for each rank. In the other tests ranks are threads, some of them with the names of two
-//! hosts.
+//! In the tests of the addresses of two hosts, these are network namespaces with veth pairs between them, and ranks are
+//! processes: this program starts itself once for each rank. In the other tests ranks are threads, some of them with
+//! the names of two hosts.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 #[path = "../../recorder/tests/certificates/mod.rs"]
@@ -286,7 +286,8 @@ fn rank_process() {
     world.shutdown().unwrap();
 }
 
-/// Runs the operations that have an algorithm of their own between hosts, with few and with many bytes.
+/// Runs collectives that have an algorithm of their own between hosts, each with few and with many bytes, and checks
+/// their results. All-reduces, gathers and scatters are not among them.
 fn check_operations_between_hosts(group: &ProcessGroup) {
     let (rank, size) = (group.rank() as usize, group.size() as usize);
     let input = |rank: usize, count: usize| -> Vec<u64> {
@@ -323,12 +324,13 @@ fn check_operations_between_hosts(group: &ProcessGroup) {
 
         let mut data = input(rank, count);
         group.reduce(&mut data, ReduceOp::Max, 1).unwrap();
-        let from = if rank == 1 { root } else { rank };
-        assert_eq!(data, input(from, count));
+        // Rank 1 gets the values of the last rank, which are the largest; the others keep theirs.
+        let expected_rank = if rank == 1 { size - 1 } else { rank };
+        assert_eq!(data, input(expected_rank, count));
         let mut swapped = vec![0; count * size];
         group.all_to_all_single(&all_parts, &mut swapped).unwrap();
-        for (from, part) in swapped.chunks_exact(count).enumerate() {
-            assert_eq!(part[0], (from * 1000 + rank * count) as u64);
+        for (sender, part) in swapped.chunks_exact(count).enumerate() {
+            assert_eq!(part[0], (sender * 1000 + rank * count) as u64);
         }
     }
 }
@@ -385,9 +387,10 @@ impl Network {
         Some(network)
     }
 
-    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second. `expected` is a list of texts; checks that each
-    /// rank has one address for each text, and that the address begins with the text. The name `first` resolves to the
-    /// first host's address on the second host, and to one of the loopback interface on the first.
+    /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second. `expected` is a list of beginnings of addresses,
+    /// separated by commas; checks that the addresses of each rank are these, each followed by the number of its host.
+    /// The name `first` resolves to the first host's address on the second host, and to one of the loopback interface
+    /// on the first.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
         for (host, hosts_line) in ["127.0.1.1 first", "10.77.1.1 first"].iter().enumerate() {

@@ -2,7 +2,7 @@
 //! the refusal once.
 //!
 //! Ranks are processes: this program starts itself once for each rank; a rank's process installs a filter (seccomp)
-//! that makes the system refuse the call.
+//! that makes the system call for such memory fail.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 mod job;
@@ -16,8 +16,8 @@ const COUNT: usize = 100_000;
 /// What a rank's process prints if it cannot install a filter.
 const NO_FILTER: &str = "no filter";
 
-/// Makes a system call fail with `errno` in this thread and in those that it starts; if `third` is given, only calls
-/// with this third argument.
+/// Makes a system call fail with `errno` in this thread and in those that it starts from now on; if `third` is given,
+/// only calls with this third argument.
 fn refuse(call: i64, third: Option<u32>, errno: i32) -> std::io::Result<()> {
     // Offsets in `struct seccomp_data`.
     const NUMBER: u32 = 0;

@@ -28,7 +28,9 @@ enum Call {
     BroadcastFromLate,
     /// A broadcast to the late rank and others.
     BroadcastToLate,
+    /// A reduce whose result the late rank gets.
     ReduceToLate,
+    /// A reduce whose result another rank gets.
     ReduceFromLate,
     /// The late rank sends a small message, which needs no answer, to a rank that has waited for the message.
     SendLate,
@@ -53,6 +55,7 @@ const CALLS: [Call; 9] = [
 #[derive(Clone, Copy, Debug)]
 struct Case {
     call: Call,
+    /// The rank that comes late.
     late: u32,
     /// Whether the group has run operations before, so that its connections are open.
     is_used: bool,
@@ -83,6 +86,7 @@ fn all_reduce(group: &mut Group, timeout: Duration) -> Result<()> {
     group.run_within(timeout, &mut op).map(drop)
 }
 
+/// Sends a small message to `peer`, or receives one from it; from any rank, if `peer` is `None`.
 fn message(group: &mut Group, timeout: Duration, is_send: bool, peer: Option<u32>) -> Result<()> {
     let mut data = [7i32; 4];
     let mut op = match is_send {

@@ -25,6 +25,7 @@ const COLLECTIVES: [&str; 3] = ["barrier", "all-reduce", "all-gather"];
 /// A collective, and the rank that is stopped inside it.
 #[derive(Clone, Copy, Debug)]
 struct Case {
+    /// One of [`COLLECTIVES`].
     collective: &'static str,
     stopped: u32,
 }
@@ -125,8 +126,8 @@ fn sleeps(pid: Pid, thread: &str) -> u64 {
 fn stop_and_resume(store: &dyn Store, number: usize, case: Case, ranks: u32, pid: Pid) {
     let thread = store.get(&format!("enters/{number}"), TIME_LIMIT).unwrap();
     let thread = String::from_utf8(thread).unwrap();
-    let (first, deadline) = (sleeps(pid, &thread), Instant::now() + TIME_LIMIT);
-    while sleeps(pid, &thread) < first + SLEEPS {
+    let (sleeps_at_start, deadline) = (sleeps(pid, &thread), Instant::now() + TIME_LIMIT);
+    while sleeps(pid, &thread) < sleeps_at_start + SLEEPS {
         assert!(
             Instant::now() < deadline,
             "{case:?}: the rank does not wait"

@@ -1,4 +1,5 @@
-//! The contract of stores, checked on every implementation.
+//! The contract of stores, checked on every implementation; files that are damaged or no stores; and the collectives
+//! over stores.
 
 #![allow(clippy::unwrap_used)]
 
@@ -270,7 +271,7 @@ fn a_file_that_is_no_store_is_refused_and_left_unchanged() {
     }
 }
 
-/// Runs `body` for three ranks on threads, over a new store of each kind.
+/// Runs `body` for three ranks on threads: over a new store in memory, a new TCP store and a new file store.
 fn three_ranks(body: impl Fn(&StoreCollectives, u32) + Sync) {
     let run = |stores: [Arc<dyn Store>; 3]| {
         thread::scope(|scope| {

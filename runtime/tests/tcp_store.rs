@@ -179,9 +179,9 @@ fn add_within_ends_at_its_own_deadline_when_the_server_stops_answering() {
     let (sender, open_sockets) = mpsc::channel();
     let port = serve_connections(move |mut socket| {
         // Answers the first message as a store does, by returning the client's nonce, and then sends nothing.
-        let mut first = [0; 10];
-        socket.read_exact(&mut first).unwrap();
-        socket.write_all(&first[6..]).unwrap();
+        let mut hello = [0; 10];
+        socket.read_exact(&mut hello).unwrap();
+        socket.write_all(&hello[6..]).unwrap();
         sender.send(socket).unwrap();
     });
     // With the store's own time-out of an hour this test would hang: only the deadline of `add_within` can end the

@@ -111,7 +111,7 @@ fn barrier(key: &[u8], world: i64) -> Vec<u8> {
     op(0x12, &[text(key), int(world)])
 }
 
-/// Requests with every opcode, each with the expected reply.
+/// Requests with every opcode except that of the first message, each with the expected reply.
 fn conversation() -> Vec<(Vec<u8>, Vec<u8>)> {
     let none = Vec::new;
     vec![
@@ -195,10 +195,10 @@ fn requests_may_arrive_byte_by_byte_or_all_at_once() {
         .into_iter()
         .flat_map(|(_, reply)| reply)
         .collect();
-    for piece in [1, 7, 64, stream.len()] {
+    for piece_len in [1, 7, 64, stream.len()] {
         let server = server();
         let mut raw = Raw(dial(&server));
-        for bytes in [&VALIDATE, stream.as_slice()].concat().chunks(piece) {
+        for bytes in [&VALIDATE, stream.as_slice()].concat().chunks(piece_len) {
             raw.send(bytes);
         }
         raw.expect(&replies);
@@ -529,11 +529,11 @@ fn arbitrary_bytes_do_not_stop_the_server() {
     proptest!(ProptestConfig::with_cases(300), |(
         bytes in near_requests,
         cut in any::<prop::sample::Index>(),
-        piece in 1_usize..50,
+        piece_len in 1_usize..50,
     )| {
         let mut raw = Raw(dial(&server));
         let stream = [&VALIDATE[..], &bytes[..cut.index(bytes.len() + 1)]].concat();
-        for piece in stream.chunks(piece) {
+        for piece in stream.chunks(piece_len) {
             // The server may already have closed the connection because of an invalid request.
             if raw.0.write_all(piece).is_err() {
                 break;

@@ -95,12 +95,12 @@ fn a_view_is_reduced_in_place_and_changes_the_tensor_that_shares_its_memory() {
             let start = read(var.as_tensor(), |buffer| Ok(buffer.as_ptr() as usize)).unwrap();
             let row_start = write(&row, |buffer| Ok(buffer.as_ptr() as usize)).unwrap();
             assert_eq!(row_start - start, 3 * size_of::<f32>());
-            let shapes = world.snapshot().signatures;
+            let signatures = world.snapshot().signatures;
             assert!(
-                shapes
+                signatures
                     .iter()
                     .any(|signature| signature.input_sizes == [vec![1, 3]]),
-                "{shapes:?}"
+                "{signatures:?}"
             );
             world.shutdown().unwrap();
         },

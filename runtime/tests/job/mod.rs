@@ -138,10 +138,12 @@ impl Observer for NoObserver {
 }
 
 impl Group {
+    /// Runs an operation with [`TIME_LIMIT`] as its time-out, and blocks until it ends.
     pub(crate) fn run(&mut self, op: &mut Op<'_>) -> Result<Done> {
         self.run_within(TIME_LIMIT, op)
     }
 
+    /// Runs an operation with the time-out `time`, and blocks until it ends.
     pub(crate) fn run_within(&mut self, time: Duration, op: &mut Op<'_>) -> Result<Done> {
         // The turns of collectives have no gaps: a backend would wait for a missing one.
         let count = match op.is_p2p() {

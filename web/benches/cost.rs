@@ -16,7 +16,7 @@ use rcomm_web::{Exemplars, Form, SnapshotStore};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
-/// The duration of each measurement.
+/// The duration of each measurement of CPU time.
 const MEASURED: Duration = Duration::from_secs(10);
 
 fn main() {
@@ -24,7 +24,7 @@ fn main() {
     watch_rings();
 }
 
-/// Prints how long it takes to write all metrics of 1,024 ranks.
+/// Prints how long it takes to write all metrics of 1,024 ranks in each form, and how many bytes they have.
 fn scrape() {
     let simulation = Simulation::new(Situation::StuckRank, 1024, 0);
     let ns = simulation.fault_ns() + 8_000_000_000;
@@ -110,6 +110,7 @@ fn watch_rings() {
             recorder.completed(record);
         }
     };
+    // The rings are full before the measurements.
     for _ in 0..20_000 {
         issue();
     }

@@ -175,7 +175,7 @@ enum Fate {
     Frozen,
 }
 
-/// Of ten nodes one is dead and one is slow; the node of the rank at fault is neither.
+/// Of every ten nodes one is dead and one is slow; the node of the rank at fault is neither.
 fn fate(node: u32) -> Fate {
     match (node % 10, node % 20) {
         (3, 3) => Fate::Gone,
@@ -295,13 +295,13 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     let findings = &stuck.report.findings;
     assert_eq!(findings[0].code, Code::E101, "{findings:#?}");
     assert_eq!(findings[0].culprit_ranks, [simulation.culprit()]);
-    let errors = findings.iter().filter(|it| it.caused_by.is_none());
-    let accused: Vec<Code> = errors
+    let causes = findings.iter().filter(|it| it.caused_by.is_none());
+    let error_codes: Vec<Code> = causes
         .map(|it| it.code)
         .filter(|code| code.id().starts_with('E'))
         .collect();
     assert_eq!(
-        accused,
+        error_codes,
         [Code::E101],
         "another finding is an error: {findings:#?}"
     );
@@ -324,7 +324,9 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     for rank in living.iter().map(|&rank| rank as usize) {
         let ids = |dump: &Dump| -> Vec<_> {
             let entries = dump.entries.iter();
-            entries.map(|e| (e.record_id, e.state, e.retired)).collect()
+            entries
+                .map(|entry| (entry.record_id, entry.state, entry.retired))
+                .collect()
         };
         let collected = stuck.ranks[rank].first_dump().expect("it was read");
         assert_eq!(ids(collected), ids(&truth[rank]), "rank {rank}");
@@ -336,15 +338,15 @@ fn a_collector_over_64_nodes_of_which_some_are_dead_and_some_slow_names_the_rank
     assert_unchanged_records_cost_little(&cluster, living.len() as u64);
 }
 
-/// While no record changes, a rank costs less than 4 KiB per second, whatever the size of the groups.
+/// Checks that the nodes answer with less than 4 KiB per rank and second while no record changes.
 fn assert_unchanged_records_cost_little(cluster: &Cluster, ranks: u64) {
     let newest_at = || cluster.collector.newest().map(|snapshot| snapshot.at);
-    let (first, then) = (newest_at(), cluster.answered.load(Relaxed));
+    let (first, bytes_before) = (newest_at(), cluster.answered.load(Relaxed));
     let began = Instant::now();
     wait_until("another snapshot after four seconds", || {
         (began.elapsed() > Duration::from_secs(4) && newest_at() != first).then_some(())
     });
-    let bytes = cluster.answered.load(Relaxed) - then;
+    let bytes = cluster.answered.load(Relaxed) - bytes_before;
     let seconds = began.elapsed().as_secs().max(1);
     let _ = writeln!(
         std::io::stderr(),
@@ -361,9 +363,9 @@ fn assert_unchanged_records_cost_little(cluster: &Cluster, ranks: u64) {
 #[test]
 fn a_wrong_token_is_reported() {
     let runtime = start_runtime();
-    let whole = SimulatedSource::new(Simulation::new(Situation::Healthy, 4, 0), || 5_000_000_000);
+    let source = SimulatedSource::new(Simulation::new(Situation::Healthy, 4, 0), || 5_000_000_000);
     let (store, _watch) =
-        SnapshotStore::watch(vec![Box::new(whole)], LiveOptions::default(), pace())
+        SnapshotStore::watch(vec![Box::new(source)], LiveOptions::default(), pace())
             .expect("the threads start");
     let address = "127.0.0.1:0".parse().expect("the text is an address");
     let server = runtime.block_on(Server::bind(address, store, Access::with_token(TOKEN)));

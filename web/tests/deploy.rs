@@ -34,7 +34,7 @@ fn systemd_accepts_the_unit_without_warnings() {
     }
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let unit = std::fs::read_to_string(deploy_folder().join("systemd/rcomm-web.service"));
-    // The program and the files that the unit names need not exist where this test runs.
+    // The program and the user that the unit names need not exist where this test runs.
     let unit = unit
         .expect("the path is readable")
         .replace("/usr/local/bin/rcomm-web", "/bin/true");
@@ -44,7 +44,7 @@ fn systemd_accepts_the_unit_without_warnings() {
     assert!(!output.contains("rcomm-web.service:"), "{output}");
 }
 
-/// Every option in the deployed files is an option of this program.
+/// Every option of `rcomm-web` in the deployed files is an option that its help names.
 #[test]
 fn deployed_commands_use_options_that_exist() {
     let help = succeed(Command::new(env!("CARGO_BIN_EXE_rcomm-web")).arg("--help"));

@@ -40,6 +40,7 @@ fn two_hundred_event_streams_are_served_in_bounded_memory_for_a_minute() {
     serve_streams(64, Span::Time(Duration::from_secs(60)));
 }
 
+/// Serves [`CLIENTS`] event streams, and checks that the memory stays bounded and that no client is dropped.
 fn serve_streams(ranks: u32, span: Span) {
     let web = Web::demo("healthy", ranks, &["--no-token"]);
     let received = Arc::<AtomicU64>::default();
@@ -70,7 +71,7 @@ fn serve_streams(ranks: u32, span: Span) {
     });
     let start = number();
     wait_until("a few snapshots", || (number() > start + 5).then_some(()));
-    let (before, bytes) = (web.resident_kib(), received.load(Relaxed));
+    let (before, bytes_before) = (web.resident_kib(), received.load(Relaxed));
     let (began, start) = (Instant::now(), number());
     let (mut last, mut min, mut max) = (start, before, before);
     loop {
@@ -87,18 +88,18 @@ fn serve_streams(ranks: u32, span: Span) {
         let resident = web.resident_kib();
         (min, max) = (min.min(resident), max.max(resident));
     }
-    let (after, more) = (web.resident_kib(), received.load(Relaxed) - bytes);
+    let (after, bytes) = (web.resident_kib(), received.load(Relaxed) - bytes_before);
     let snapshots = last - start;
     let _ = writeln!(
         std::io::stderr(),
         "{CLIENTS} clients, {ranks} ranks, {:.0?}, {snapshots} snapshots, {} MiB sent: {before} KiB before, \
          {after} KiB after, {min} to {max} between",
         began.elapsed(),
-        more >> 20
+        bytes >> 20
     );
     assert!(
-        more > CLIENTS as u64 * snapshots * 100,
-        "only {more} bytes were received"
+        bytes > CLIENTS as u64 * snapshots * 100,
+        "only {bytes} bytes were received"
     );
     // The history may grow by some kilobytes per snapshot.
     assert!(max < before + 24 * 1024, "{before} KiB grew to {max} KiB");

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
 
+/// Sends these bytes on a new connection. Returns the status of the answer; `None` if there is none.
 fn status_of(web: &Web, request: &[u8]) -> Option<u16> {
     let mut stream = web.connect();
     // A server that refuses early need not read the rest.
@@ -182,19 +183,22 @@ fn scrape(web: &Web, name: &str) -> Option<f64> {
 fn unfinished_requests_make_room_for_clients_and_admitted_clients_do_not() {
     const PLACES: usize = 4;
     let web = Web::demo("healthy", 4, &["--no-token", "--max-connections", "4"]);
-    let mut half: Vec<TcpStream> = Vec::new();
+    let mut unfinished: Vec<TcpStream> = Vec::new();
     for _ in 0..8 * PLACES {
         let mut stream = web.connect();
         stream
             .write_all(b"GET / HTTP/1.1\r\n")
             .expect("the connection has room");
-        half.push(stream);
-        if half.len().is_multiple_of(PLACES) {
+        unfinished.push(stream);
+        if unfinished.len().is_multiple_of(PLACES) {
             assert_eq!(web.get("/api/v1/status", &[]).status, 200);
         }
     }
     let closed = |stream: &mut TcpStream| matches!(stream.read(&mut [0]), Ok(0) | Err(_));
-    assert!(closed(&mut half[0]), "the oldest half request was kept");
+    assert!(
+        closed(&mut unfinished[0]),
+        "the oldest unfinished request was kept"
+    );
     wait_until("a closed connection to be counted", || {
         (scrape(&web, "rcomm_web_connections_refused_total")? > 0.0).then_some(())
     });
@@ -314,8 +318,11 @@ fn a_wrong_token_in_the_address_does_not_end_a_session() {
     let web = Web::on_dumps("healthy-w4", &[]);
     let token = web.token.clone().expect("a token was printed");
     let opened = web.get(&format!("/?token={token}"), &[]);
-    let (_, kept) = (opened.head.split_once("set-cookie: ")).expect("the answer sets a cookie");
-    let (cookie, _) = kept.split_once(';').expect("the cookie has attributes");
+    let (_, set_cookie) =
+        (opened.head.split_once("set-cookie: ")).expect("the answer sets a cookie");
+    let (cookie, _) = set_cookie
+        .split_once(';')
+        .expect("the cookie has attributes");
     let cookie = format!("Cookie: {cookie}");
     // The address leads to the page, and the cookie stays as it is.
     let wrong = web.get("/?token=wrong", &[&cookie]);

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// Serves the recorded answers of a rank's worker server: of four ranks over gloo, rank 2 never issues all_reduce #6.
+/// Returns the URL.
 fn worker_server(rank: u32) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = folder.join("../analyzer/tests/fixtures/worker_servers");

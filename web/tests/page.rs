@@ -49,7 +49,7 @@ fn pictures() -> (PathBuf, Option<tempfile::TempDir>) {
     }
 }
 
-/// Runs a script of this folder and returns its output.
+/// Runs a script of this folder with Chromium, and returns its output. `modules` is the folder of playwright-core.
 fn drive(script: &str, modules: &Path, args: &[&str]) -> String {
     let chromium = Command::new("sh")
         .args(["-c", "command -v chromium"])

@@ -1,5 +1,5 @@
-// Measures how long the page takes to draw one snapshot of a large job, and whether it scrolls smoothly. Arguments:
-// folder of playwright-core, Chromium, address, folder for pictures. Prints one JSON object.
+// Measures how long the page takes to draw one snapshot of a large job, and how long its frames are while it scrolls.
+// Arguments: folder of playwright-core, Chromium, address, folder for pictures. Prints one JSON object.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";

@@ -3,7 +3,7 @@
 mod common;
 
 use common::rings::{issue_overdue_barrier, ring};
-use common::{Web, dumps_of, form, form_of, wait_until};
+use common::{Web, dumps_of, form_of, wait_until};
 use rcomm_analyzer::load::{LoadOptions, load, load_all};
 use rcomm_analyzer::{Analysis, Policy, analyze};
 use serde_json::Value;
@@ -73,16 +73,16 @@ fn printed_address_leads_to_the_page_and_leaves_the_token_in_a_cookie() {
         "{}",
         moved.head
     );
-    let (_, kept) = moved
+    let (_, value) = moved
         .head
         .split_once("set-cookie: ")
         .expect("the answer sets a cookie");
-    let (cookie, _) = kept.split_once(';').expect("the cookie has attributes");
+    let (cookie, _) = value.split_once(';').expect("the cookie has attributes");
     let name = format!("rcomm_session_{}=", web.address.port());
     assert!(cookie.starts_with(&name), "{cookie}");
     assert!(!cookie.contains(&token), "the cookie contains the token");
-    let with_token = web.get("/", &[&format!("Cookie: {name}{token}")]);
-    assert_eq!(with_token.status, 401);
+    let refused = web.get("/", &[&format!("Cookie: {name}{token}")]);
+    assert_eq!(refused.status, 401);
     let page = web.get("/", &[&format!("Cookie: {cookie}")]);
     assert_eq!(page.status, 200);
     assert!(page.body.contains("/assets/app.js"));
@@ -406,7 +406,7 @@ fn answers_match_the_description() {
     assert_eq!(lengths.sum::<u64>(), rest.len() as u64);
 }
 
-/// The description has all fields of a report on a job whose size no record states.
+/// The description has all fields of a report and of its `input`, for a job whose size no record states.
 #[test]
 fn a_report_that_may_lack_ranks_matches_the_description() {
     let native = dumps_of("healthy-native-w2").replace("/pickle", "/json");
@@ -470,18 +470,17 @@ fn uploaded_dumps_get_a_separate_report() {
             )
         })
         .collect();
-    let files: Vec<(&str, &[u8])> = files.iter().map(|(n, b)| (&**n, &**b)).collect();
-    let (kind, body) = form(&files);
+    let (kind, body) = form_of(files.iter().map(|(name, bytes)| (&**name, &**bytes, None)));
     let answer = web.ask("POST", "/api/v1/uploads", &[&kind], &body);
     assert_eq!(answer.status, 201, "{}", answer.body);
-    let kept = answer.json();
-    let id = kept["id"].as_str().expect("the id is a text");
+    let upload = answer.json();
+    let id = upload["id"].as_str().expect("the id is a text");
     let report = web.get(&format!("/api/v1/report?upload={id}"), &[]).json();
     assert_eq!(
         report["findings"][0]["culprit_ranks"],
         serde_json::json!([5])
     );
-    let page = web.get(kept["url"].as_str().expect("the URL is a text"), &[]);
+    let page = web.get(upload["url"].as_str().expect("the URL is a text"), &[]);
     assert_eq!(page.status, 200);
     let trace = web.get(&format!("/api/v1/perfetto?upload={id}"), &[]);
     assert!(trace.head.contains("attachment"), "{}", trace.head);
@@ -501,7 +500,7 @@ fn an_upload_is_judged_by_the_times_that_its_form_states_as_the_files_are() {
     let package = env!("CARGO_MANIFEST_DIR");
     let source = format!("{package}/../analyzer/tests/fixtures/early_dump");
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
-    // The file of rank 1 is older than the others, here in ms after the last operation was issued.
+    // The file of rank 1 is older than the others. The times are in ms after `issued_ms`.
     let issued_ms = 1_795_238_776_000;
     let files: Vec<(String, Vec<u8>, u64)> = [(0, 317_000), (1, 2_000), (2, 317_000), (3, 317_000)]
         .map(|(rank, after_ms)| {
@@ -520,8 +519,8 @@ fn an_upload_is_judged_by_the_times_that_its_form_states_as_the_files_are() {
     let summary_of = |report: &Value| {
         let finding = &report["findings"][0];
         let keys = ["code", "culprit_ranks", "confidence", "sentence"];
-        let of_finding = keys.map(|key| finding[key].to_string());
-        (report["verdict"].to_string(), of_finding)
+        let values = keys.map(|key| finding[key].to_string());
+        (report["verdict"].to_string(), values)
     };
     let upload = |states_times: bool| {
         let files = files.iter();
@@ -541,9 +540,9 @@ fn an_upload_is_judged_by_the_times_that_its_form_states_as_the_files_are() {
     })
     .expect("the folder is readable");
     let report = serde_json::to_value(analysis.finish()).expect("a report has a JSON form");
-    let of_files = summary_of(&report);
-    assert_eq!(of_files.1[0], "\"E102\"", "{of_files:?}");
-    assert_eq!(upload(true), of_files);
+    let report_of_files = summary_of(&report);
+    assert_eq!(report_of_files.1[0], "\"E102\"", "{report_of_files:?}");
+    assert_eq!(upload(true), report_of_files);
     // The time of the upload itself is not that of the files.
     assert_eq!(upload(false).1[0], "\"E101\"");
 }
@@ -584,9 +583,9 @@ fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
     wait_until("two ages of a finding in one snapshot", || {
         let number = || web.get("/api/v1/status", &[]).json()["number"].clone();
         let age = || web.get("/api/v1/report", &[]).json()["findings"][0]["age_ms"].as_f64();
-        let judged = number();
+        let number_before = number();
         let (first, second) = (age()?, age()?);
-        (first < second && judged == number()).then_some(())
+        (first < second && number_before == number()).then_some(())
     });
     assert_eq!(web.get("/api/v1/status", &[]).json()["job"], "stuck");
     let other = web.get("/api/v1/picture?job=third", &[]).json();

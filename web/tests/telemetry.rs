@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::otlp::{Collector, attributes, each, python};
+use common::otlp::{Collector, attributes, items, python};
 use common::rings::{add_group, issue_overdue_barrier, ring};
 use common::{Web, skip, wait_until};
 use rcomm_recorder::model::{ReducerSums, ReducerTimes};
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+/// Serves a simulated job that gets stuck, exported to `endpoint`; returns once the job is read.
 fn start(endpoint: &str, more: &[(&str, &str)]) -> Web {
     let args = ["--demo", "stuck", "--no-token", "--refresh", "200ms"];
     let web = Web::start_with(&args, |command| {
@@ -45,7 +46,7 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
     // The spans that all ranks export of one all-reduce share a trace.
     let mut traces: HashMap<&str, BTreeSet<String>> = HashMap::new();
     let mut pending = 0;
-    for (resource, span) in each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"]) {
+    for (resource, span) in items(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"]) {
         let (operation, process) = (attributes(span), attributes(resource));
         assert_eq!(process["service.name"], "demo-stuck");
         assert_eq!(process["k8s.namespace.name"], "lab");
@@ -71,7 +72,7 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
     );
     assert!(pending >= 1);
 
-    let finding = each(
+    let finding = items(
         &decoded["logs"],
         ["resourceLogs", "scopeLogs", "logRecords"],
     )
@@ -90,12 +91,12 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
         "{record}"
     );
 
-    let all = each(
+    let exported = items(
         &decoded["metrics"],
         ["resourceMetrics", "scopeMetrics", "metrics"],
     );
-    let metrics: HashMap<&str, &Value> = all
-        .filter_map(|(_, m)| Some((m["name"].as_str()?, m)))
+    let metrics: HashMap<&str, &Value> = exported
+        .filter_map(|(_, metric)| Some((metric["name"].as_str()?, metric)))
         .collect();
     let points = &metrics["rcomm.collective.duration"]["histogram"]["dataPoints"];
     let point = &points.as_array().expect("the metric has points")[0];
@@ -133,7 +134,7 @@ fn a_job_that_is_stuck_already_is_exported_at_once() {
         (collector.files("logs") >= 1 && collector.files("traces") >= 1).then_some(())
     });
     let decoded = collector.decoded(&python);
-    let records = each(
+    let records = items(
         &decoded["logs"],
         ["resourceLogs", "scopeLogs", "logRecords"],
     );
@@ -143,7 +144,7 @@ fn a_job_that_is_stuck_already_is_exported_at_once() {
     assert!(sentences.contains(&"the job is stuck"), "{sentences:?}");
     let missing = |it: &&str| it.starts_with("rank 1 never issued barrier #1");
     assert!(sentences.iter().any(missing), "{sentences:?}");
-    let spans = each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"]);
+    let spans = items(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"]);
     let pending: Vec<(Value, String)> = spans
         .filter(|(_, span)| span["status"]["code"] == "STATUS_CODE_ERROR")
         .map(|(_, span)| {
@@ -158,8 +159,8 @@ fn a_job_that_is_stuck_already_is_exported_at_once() {
     assert!(pending[0].1.contains("barrier"), "{pending:?}");
 }
 
-/// Each rank has had three steps of 10 ms forward, 20 ms backward, and 15 ms of communication, of which 5 ms (on rank 1:
-/// 7 ms) were exposed.
+/// Each rank has had three steps of 10 ms forward, 20 ms backward, and 15 ms of communication, of which 5 ms (on rank
+/// 1: 7 ms) were exposed.
 #[test]
 fn steps_of_reducers_are_exported_as_metrics_of_their_groups() {
     const MS: u64 = 1_000_000;
@@ -208,13 +209,13 @@ fn steps_of_reducers_are_exported_as_metrics_of_their_groups() {
     });
 
     let decoded = collector.decoded(&python);
-    let all = each(
+    let exported = items(
         &decoded["metrics"],
         ["resourceMetrics", "scopeMetrics", "metrics"],
     );
     // The newest export of each metric.
-    let metrics: HashMap<&str, &Value> = all
-        .filter_map(|(_, m)| Some((m["name"].as_str()?, m)))
+    let metrics: HashMap<&str, &Value> = exported
+        .filter_map(|(_, metric)| Some((metric["name"].as_str()?, metric)))
         .collect();
     let points = |name: &str, kind: &str| {
         let points = metrics[name][kind]["dataPoints"].as_array();
@@ -226,8 +227,8 @@ fn steps_of_reducers_are_exported_as_metrics_of_their_groups() {
     ] {
         let points = points(name, "gauge");
         assert_eq!(points.len(), 1, "{points:?}");
-        let about = attributes(&points[0]);
-        assert_eq!(about["rcomm.group.desc"], "default_pg", "{name}");
+        let point_attributes = attributes(&points[0]);
+        assert_eq!(point_attributes["rcomm.group.desc"], "default_pg", "{name}");
         assert_eq!(points[0]["asDouble"], expected, "{name}");
         assert_eq!(metrics[name]["unit"], "s");
     }
@@ -266,7 +267,8 @@ impl Drop for Rotel {
     }
 }
 
-/// The program of rotel, an OTLP collector from PyPI; `None`, with the reason printed, if there is none.
+/// The program of rotel, an OTLP collector from PyPI, which pip installs if it is missing; `None`, with the reason
+/// printed, if there is none.
 fn rotel() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rotel-python");
     let place = folder.to_str()?;
@@ -342,9 +344,9 @@ fn a_real_collector_accepts_and_forwards_all_signals() {
     let found = wait_until("the finding", || {
         let decoded = receiver.decoded(&python);
         let path = ["resourceLogs", "scopeLogs", "logRecords"];
-        each(&decoded["logs"], path).find_map(|(_, record)| {
-            let about = attributes(record);
-            let code = about.get("rcomm.finding.code")?;
+        items(&decoded["logs"], path).find_map(|(_, record)| {
+            let record_attributes = attributes(record);
+            let code = record_attributes.get("rcomm.finding.code")?;
             (code == "E101").then(|| record["body"]["stringValue"].clone())
         })
     });

@@ -23,11 +23,12 @@ pub struct Web {
 }
 
 impl Web {
+    /// Starts the program on a free port of the loopback address.
     pub fn start(args: &[&str]) -> Self {
         Self::start_with(args, |_| {})
     }
 
-    /// Starts the program on a free port of the loopback address; `change` may add to the command.
+    /// Works like [`Self::start`]; `change` may add to the command.
     pub fn start_with(args: &[&str], change: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-web"));
         command
@@ -86,11 +87,12 @@ impl Web {
         )
     }
 
-    /// Sends one request on a new connection.
+    /// Sends a GET on a new connection, and reads the answer.
     pub fn get(&self, path: &str, headers: &[&str]) -> Answer {
         self.ask("GET", path, headers, &[])
     }
 
+    /// Sends a request on a new connection, and reads the answer.
     pub fn ask(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
         let mut stream = self.connect();
         let host = self.address;
@@ -120,6 +122,7 @@ impl Web {
         Answer::parse(&String::from_utf8_lossy(&bytes))
     }
 
+    /// Connects to the server; a read fails after [`DEADLINE`].
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).expect("the server listens");
         stream
@@ -229,12 +232,12 @@ pub fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
 
-/// A form with these files, and its content type.
+/// The header with the content type of a form with these files, and the form.
 pub fn form(files: &[(&str, &[u8])]) -> (String, Vec<u8>) {
     form_of(files.iter().map(|&(name, bytes)| (name, bytes, None)))
 }
 
-/// Works like [`form`]; also states when files were written, ms since the epoch.
+/// Works like [`form`]; also states when files were written, ms since the epoch, where that is given.
 pub fn form_of<'a>(
     files: impl Iterator<Item = (&'a str, &'a [u8], Option<u64>)>,
 ) -> (String, Vec<u8>) {

@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 
-/// Stores the body of every request in a folder, and refuses requests without the right content type and `api-key`.
+/// Stores the bodies of requests in a folder, and refuses requests without the right content type or `api-key`.
 pub struct Collector {
     pub address: SocketAddr,
     folder: tempfile::TempDir,
@@ -40,7 +40,7 @@ impl Collector {
         collector
     }
 
-    /// Number of requests received for a signal.
+    /// Number of accepted requests for a signal.
     pub fn files(&self, signal: &str) -> usize {
         let entries = std::fs::read_dir(self.folder.path())
             .expect("the path is readable")
@@ -49,7 +49,7 @@ impl Collector {
         named.count()
     }
 
-    /// All received requests as JSON, by signal.
+    /// All accepted requests as JSON, by signal.
     pub fn decoded(&self, python: &Path) -> Value {
         let script = Path::new(env!("CARGO_MANIFEST_DIR"))
             .ancestors()
@@ -69,9 +69,9 @@ impl Collector {
 /// Reads, stores and answers one request; a connection may carry several. `None` at the end of the connection.
 fn receive(stream: &TcpStream, folder: &Path, taken: &AtomicUsize) -> Option<()> {
     let mut reader = BufReader::new(stream);
-    let mut first = String::new();
-    reader.read_line(&mut first).ok()?;
-    let path = first.split(' ').nth(1)?.to_owned();
+    let mut request_line = String::new();
+    reader.read_line(&mut request_line).ok()?;
+    let path = request_line.split(' ').nth(1)?.to_owned();
     let mut headers = HashMap::new();
     loop {
         let mut line = String::new();
@@ -119,14 +119,14 @@ fn find_python() -> Option<PathBuf> {
         let output = Command::new(program).args(args).output();
         output.is_ok_and(|output| output.status.success())
     };
-    let has = || {
+    let is_installed = || {
         run(
             &python,
             &["-c", "import opentelemetry.proto.trace.v1.trace_pb2"],
         )
     };
     let folder_text = folder.to_str()?;
-    if has()
+    if is_installed()
         || (run(Path::new("python3"), &["-m", "venv", folder_text])
             && run(
                 &python,
@@ -138,7 +138,7 @@ fn find_python() -> Option<PathBuf> {
                     "opentelemetry-proto==1.37.0",
                 ],
             )
-            && has())
+            && is_installed())
     {
         return Some(python);
     }
@@ -161,9 +161,9 @@ pub fn attributes(item: &Value) -> HashMap<String, Value> {
     list.iter().filter_map(pair).collect()
 }
 
-/// The items in requests, each with its resource. `path` names the lists of resources, of their scopes, and of the items
-/// of a scope.
-pub fn each<'a>(
+/// The items in requests, each after its resource. `path` names the lists of resources, of their scopes, and of the
+/// items of a scope.
+pub fn items<'a>(
     requests: &'a Value,
     path: [&'a str; 3],
 ) -> impl Iterator<Item = (&'a Value, &'a Value)> {

@@ -7,7 +7,7 @@ use rcomm_recorder::record::{
 use std::path::Path;
 use std::time::Duration;
 
-/// The ring of one of two ranks of a job.
+/// Makes the ring of one of the two ranks of a job.
 pub fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
     let mut config = RecorderConfig::new(job, rank, 2);
     config.placement = Placement::Dir(directory.to_owned());

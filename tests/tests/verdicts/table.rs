@@ -1,10 +1,12 @@
-//! Prints a table of all classes of jobs: how many were judged, how many of them the records decide, in how many the
-//! first finding is right, how many reports accuse a rank that is not at fault, and how high their confidences are.
+//! Judges jobs of every class, prints a table and asserts that each class is judged well enough. The table has for each
+//! class how many jobs were judged, how many of them the records decide, how many of these reports are right, how many
+//! leave open who is at fault, how many reports accuse a rank that is not at fault, and how many of the answers of each
+//! class of confidence are right.
 
 use crate::classes::{self, Rings};
 use crate::lateness::{self, HEALTHY, NO_SINGLE_RANK, POLL_INTERVALS_US, SLOW};
 use crate::tally::{
-    RIGHT, Share, Sureness, first_is_true, is_claim, is_open, roots, summary_of, truth,
+    Confidence, RIGHT, Share, first_is_true, is_claim, is_open, roots, summary_of, truth,
 };
 use crate::{hanging, judge, kind_of_hang, warnings, with_two_recorders};
 use rcomm_analyzer::{Finding, Policy, Report, Severity, Verdict};
@@ -18,14 +20,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Judged {
     /// Whether the records decide who is at fault.
     decidable: bool,
+    /// Whether the report is right, as the class defines it.
     right: bool,
     /// Whether the report leaves open which rank is at fault, by [`is_open`].
     open: bool,
-    /// Whether a rank is accused that is not at fault.
-    innocent: bool,
+    /// Whether the report accuses a rank that is not at fault; for a healthy job, whether it claims a fault.
+    accuses_innocent: bool,
     /// The confidence of the finding that counts as the answer; `None` if there is none.
     confidence: Option<f64>,
-    /// The faults of the job and the findings of its report.
+    /// The parameters of the job, its faults if it has any, and what its report says.
     summary: String,
 }
 
@@ -33,7 +36,7 @@ struct Judged {
 struct Class {
     name: String,
     /// Makes and judges the job of a seed; `None` if the seed gives no job of the class.
-    judged: Box<dyn Fn(u64) -> Option<Judged> + Sync>,
+    judge: Box<dyn Fn(u64) -> Option<Judged> + Sync>,
     /// Whether a report that leaves open which rank is at fault counts as right, since the records cannot always
     /// decide.
     may_be_open: bool,
@@ -42,11 +45,11 @@ struct Class {
 impl Class {
     fn new(
         name: impl Into<String>,
-        judged: impl Fn(u64) -> Option<Judged> + Sync + 'static,
+        judge: impl Fn(u64) -> Option<Judged> + Sync + 'static,
     ) -> Self {
         Self {
             name: name.into(),
-            judged: Box::new(judged),
+            judge: Box::new(judge),
             may_be_open: false,
         }
     }
@@ -66,19 +69,28 @@ impl Class {
             if row.decidable == wanted {
                 break;
             }
-            if let Some(judged) = (self.judged)(seed) {
+            if let Some(judged) = (self.judge)(seed) {
                 row.add_job(seed, judged);
             }
         }
         row
     }
 
-    /// The misses of a row of this class; `None` if the row is good enough.
+    /// The name of the class, how many of the decidable jobs were judged acceptably, how many reports accuse an
+    /// innocent rank, and the misses of the row; `None` if the row is good enough.
     fn complaint(&self, row: &Row) -> Option<String> {
         let accepted = row.right + if self.may_be_open { row.open } else { 0 };
         let share = accepted as f64 / row.decidable.max(1) as f64;
         let passes = row.decidable > 0 && row.innocents == 0 && share >= RIGHT;
-        (!passes).then(|| format!("{}:\n    {}", self.name, row.misses.join("\n    ")))
+        (!passes).then(|| {
+            format!(
+                "{}: accepted {accepted} of {} decidable jobs, innocents accused in {}:\n    {}",
+                self.name,
+                row.decidable,
+                row.innocents,
+                row.misses.join("\n    ")
+            )
+        })
     }
 }
 
@@ -88,29 +100,34 @@ struct Row {
     jobs: usize,
     decidable: usize,
     right: usize,
+    /// Decidable jobs whose reports are not right, but leave open which rank is at fault.
     open: usize,
+    /// Jobs, decidable or not, whose reports accuse an innocent rank.
     innocents: usize,
-    sure: BTreeMap<Sureness, Share>,
+    /// How often the answers were right, by their confidence.
+    by_confidence: BTreeMap<Confidence, Share>,
+    /// The jobs whose reports accuse an innocent rank, and the decidable jobs whose reports are not right.
     misses: Vec<String>,
 }
 
 impl Row {
     fn add_job(&mut self, seed: u64, judged: Judged) {
         self.jobs += 1;
-        self.innocents += usize::from(judged.innocent);
+        self.innocents += usize::from(judged.accuses_innocent);
         if judged.decidable {
             self.decidable += 1;
             self.right += usize::from(judged.right);
             self.open += usize::from(judged.open && !judged.right);
             if let Some(confidence) = judged.confidence {
-                let share = self.sure.entry(Sureness::of(confidence)).or_default();
+                let class = Confidence::of(confidence);
+                let share = self.by_confidence.entry(class).or_default();
                 share.all += 1;
                 share.right += usize::from(judged.right);
                 share.claimed += confidence;
             }
         }
-        if judged.innocent || (judged.decidable && !judged.right) {
-            let miss = match (judged.innocent, judged.open) {
+        if judged.accuses_innocent || (judged.decidable && !judged.right) {
+            let miss = match (judged.accuses_innocent, judged.open) {
                 (true, _) => "innocent accused",
                 (false, true) => "open",
                 (false, false) => "missed",
@@ -126,8 +143,8 @@ impl Row {
         self.right += other.right;
         self.open += other.open;
         self.innocents += other.innocents;
-        for (sureness, share) in other.sure {
-            let sum = self.sure.entry(sureness).or_default();
+        for (class, share) in other.by_confidence {
+            let sum = self.by_confidence.entry(class).or_default();
             sum.all += share.all;
             sum.right += share.right;
             sum.claimed += share.claimed;
@@ -136,14 +153,8 @@ impl Row {
 
     /// The counts, then `right/all` for each class of confidence.
     fn cells(&self, name: &str) -> String {
-        let sure = [
-            Sureness::Open,
-            Sureness::Likely,
-            Sureness::Sure,
-            Sureness::Certain,
-        ];
-        let sure = sure.map(|sureness| {
-            let share = self.sure.get(&sureness);
+        let shares = Confidence::ALL.map(|class| {
+            let share = self.by_confidence.get(&class);
             share.map_or("-".to_owned(), |share| {
                 format!("{}/{}", share.right, share.all)
             })
@@ -155,7 +166,7 @@ impl Row {
             self.right,
             self.open,
             self.innocents,
-            sure.join(" | ")
+            shares.join(" | ")
         )
     }
 }
@@ -165,7 +176,8 @@ impl Row {
 fn of_hang(job: &Job, unsure: f64) -> Judged {
     let report = judge(job);
     let guilty = job.culprits();
-    // If the records do not decide who is at fault, a report that leaves it open accuses no rank.
+    // If the records do not decide who is at fault, an error with a confidence of at most one half does not count as an
+    // accusation: it leaves that open.
     let unsure = if job.decidable {
         unsure
     } else {
@@ -179,18 +191,18 @@ fn of_hang(job: &Job, unsure: f64) -> Judged {
         decidable: job.decidable,
         right: first_is_true(job, &report),
         open: is_open(job, &report),
-        innocent: roots(&report).any(accuses),
+        accuses_innocent: roots(&report).any(accuses),
         confidence: confidence(&report, |finding| finding.severity == Severity::Error),
         summary: format!("{} judged as {}", truth(job), summary_of(&report)),
     }
 }
 
-/// The confidence of the first finding; `None` if `is_meant` does not hold for it.
-fn confidence(report: &Report, is_meant: fn(&Finding) -> bool) -> Option<f64> {
+/// The confidence of the first finding; `None` if there is none, or if `is_answer` does not hold for it.
+fn confidence(report: &Report, is_answer: fn(&Finding) -> bool) -> Option<f64> {
     let first = report
         .findings
         .first()
-        .filter(|finding| is_meant(finding))?;
+        .filter(|finding| is_answer(finding))?;
     Some(first.confidence)
 }
 
@@ -214,7 +226,7 @@ fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
         decidable: job.decidable,
         right: first.is_some_and(no_other),
         open: false,
-        innocent: job.decidable
+        accuses_innocent: job.decidable
             && roots(&report).any(|finding| finding.confidence > 0.5 && !no_other(finding)),
         confidence: first.map(|finding| finding.confidence),
         summary: format!("{} judged as {}", truth(&job), summary_of(&report)),
@@ -234,7 +246,7 @@ fn of_healthy(job: &Job, policy: &Policy) -> Judged {
         decidable: true,
         right: fits && !claims_fault,
         open: false,
-        innocent: claims_fault,
+        accuses_innocent: claims_fault,
         confidence: None,
         summary: format!("{} in {:?}", summary_of(&report), job.spec),
     }
@@ -257,7 +269,7 @@ fn of_paced(
         decidable: true,
         right: right(&job, &report),
         open: false,
-        innocent: report.findings.iter().any(accuses),
+        accuses_innocent: report.findings.iter().any(accuses),
         confidence: confidence(&report, is_claim),
         summary: format!("{} in {spec:?}", summary_of(&report)),
     }
@@ -274,10 +286,10 @@ fn hangs() -> Vec<Class> {
             Some(of_hang(&hanging(seed, salt, 32, vec![kind])?, 0.0))
         })
     };
-    let alone = Kind::HANGS
+    let not_of_messages = Kind::HANGS
         .iter()
         .filter(|kind| !Kind::MESSAGES.contains(kind));
-    let mut classes: Vec<Class> = alone.map(|&kind| class_of(kind, 31)).collect();
+    let mut classes: Vec<Class> = not_of_messages.map(|&kind| class_of(kind, 31)).collect();
     classes.push(class_of(Kind::Members, 21));
     classes.push(class_of(Kind::Fabric, 3));
     for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
@@ -360,9 +372,9 @@ fn others() -> Vec<Class> {
     classes
 }
 
-/// Judges the classes on all processors and prints the table. Returns the numbers of classes and of jobs, and the
-/// misses of the classes that are not good enough.
-fn print(wanted: usize) -> (usize, usize, Vec<String>) {
+/// Judges the classes on all processors, `wanted` decidable jobs of each, and prints the table. Returns the numbers of
+/// classes and of jobs, and a [complaint](Class::complaint) about each class that is not good enough.
+fn judge_and_print(wanted: usize) -> (usize, usize, Vec<String>) {
     let mut classes = hangs();
     classes.extend(others());
     let next = AtomicUsize::new(0);
@@ -382,7 +394,7 @@ fn print(wanted: usize) -> (usize, usize, Vec<String>) {
     });
     let rows = rows.into_inner().expect("no thread panicked");
     eprintln!(
-        "| class | jobs | decidable | right first | left open | innocents accused | right of <= 50 % sure | \
+        "| class | jobs | decidable | right first | left open | innocents accused | right/all at confidence <= 50 % | \
          <= 75 % | <= 90 % | > 90 % |"
     );
     eprintln!("|---|---|---|---|---|---|---|---|---|---|");
@@ -398,17 +410,17 @@ fn print(wanted: usize) -> (usize, usize, Vec<String>) {
 
 #[test]
 fn a_few_jobs_of_every_class_are_judged_right() {
-    let (_, _, complaints) = print(2);
+    let (_, _, complaints) = judge_and_print(2);
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
 #[test]
 #[ignore = "judges more than 3,000 jobs, which takes minutes"]
 fn the_table_of_classes() {
-    let (classes, jobs, complaints) = print(crate::seeds(42).end as usize);
+    let (classes, jobs, complaints) = judge_and_print(crate::seeds(42).end as usize);
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
     assert!(
         classes >= 30 && jobs >= 3000,
-        "{jobs} jobs of {classes} classes"
+        "judged {jobs} jobs of {classes} classes, not at least 3,000 of at least 30: is RCOMM_VERDICT_SEEDS below 42?"
     );
 }

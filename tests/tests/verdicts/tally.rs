@@ -92,7 +92,7 @@ pub(crate) struct Tally {
     /// For each kind of fault, the number of its jobs that were judged right, and of all.
     kinds: BTreeMap<Kind, [usize; 2]>,
     /// How often a first finding that is an error was right, by its confidence.
-    sure: BTreeMap<Sureness, Share>,
+    by_confidence: BTreeMap<Confidence, Share>,
     misses: Vec<String>,
     accused: Vec<String>,
 }
@@ -109,7 +109,8 @@ impl Tally {
             .first()
             .filter(|finding| finding.severity == Severity::Error)
         {
-            let share = self.sure.entry(Sureness::of(first.confidence)).or_default();
+            let class = Confidence::of(first.confidence);
+            let share = self.by_confidence.entry(class).or_default();
             share.all += 1;
             share.right += usize::from(is_right);
             share.claimed += first.confidence;
@@ -172,17 +173,17 @@ impl Tally {
             .map(|(kind, [right, all])| format!("{kind:?} {right}/{all}"))
             .collect();
         eprintln!("    {}", kinds.join(", "));
-        for (sureness, share) in &self.sure {
-            eprintln!("    {sureness:?}: {share}");
+        for (class, share) in &self.by_confidence {
+            eprintln!("    confidence {class}: {share}");
         }
         for wrong in self.misses.iter().filter(|miss| !miss.starts_with("open")) {
             eprintln!("    wrong: {wrong}");
         }
-        for (sureness, share) in &self.sure {
+        for (class, share) in &self.by_confidence {
             assert!(
                 share.all < MIN_FINDINGS
-                    || share.right as f64 >= sureness.min_share() * share.all as f64,
-                "{name}: the confidence of {sureness:?} findings is too high: {share}; missed:\n{}",
+                    || share.right as f64 >= class.min_share() * share.all as f64,
+                "{name}: too few findings of confidence {class} are right: {share}; missed:\n{}",
                 self.misses.join("\n")
             );
         }
@@ -196,37 +197,51 @@ impl Tally {
     }
 }
 
-/// The confidence of a finding, in classes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Sureness {
-    /// Up to 0.5: the finding is as likely to be wrong as right.
-    Open,
-    /// Up to 0.75.
-    Likely,
-    /// Up to 0.9.
-    Sure,
+/// A class of confidences of findings.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Confidence {
+    /// Up to 0.5: the finding may well be wrong.
+    UpTo50,
+    /// Above 0.5, up to 0.75.
+    UpTo75,
+    /// Above 0.75, up to 0.9.
+    UpTo90,
     /// Above 0.9.
-    Certain,
+    Above90,
 }
 
-impl Sureness {
+impl Confidence {
+    pub(crate) const ALL: [Self; 4] = [Self::UpTo50, Self::UpTo75, Self::UpTo90, Self::Above90];
+
+    /// The class of this confidence.
     pub(crate) fn of(confidence: f64) -> Self {
         match confidence {
-            c if c <= 0.5 => Self::Open,
-            c if c <= 0.75 => Self::Likely,
-            c if c <= 0.9 => Self::Sure,
-            _ => Self::Certain,
+            c if c <= 0.5 => Self::UpTo50,
+            c if c <= 0.75 => Self::UpTo75,
+            c if c <= 0.9 => Self::UpTo90,
+            _ => Self::Above90,
         }
     }
 
-    /// The smallest share of findings that must be right.
+    /// The smallest share of the findings of this class that must be right.
     fn min_share(self) -> f64 {
         match self {
-            Self::Open => 0.0,
-            Self::Likely => 0.5,
-            Self::Sure => 0.75,
-            Self::Certain => 0.9,
+            Self::UpTo50 => 0.0,
+            Self::UpTo75 => 0.5,
+            Self::UpTo90 => 0.75,
+            Self::Above90 => 0.9,
         }
+    }
+}
+
+impl std::fmt::Display for Confidence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::UpTo50 => "<= 50 %",
+            Self::UpTo75 => "<= 75 %",
+            Self::UpTo90 => "<= 90 %",
+            Self::Above90 => "> 90 %",
+        })
     }
 }
 

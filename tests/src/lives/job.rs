@@ -124,12 +124,13 @@ impl Drop for MemoryGroup {
 /// Puts this process into the control group that the variable [`GROUP`] names, if it is set.
 ///
 /// # Errors
-/// If the group takes no processes.
-pub(super) fn enter_group() -> std::io::Result<()> {
-    match std::env::var_os(GROUP) {
-        Some(group) => std::fs::write(Path::new(&group).join("cgroup.procs"), "0"),
-        None => Ok(()),
-    }
+/// If the group takes no processes; the error has the path of the group.
+pub(super) fn enter_group() -> Result<()> {
+    let Some(group) = std::env::var_os(GROUP) else {
+        return Ok(());
+    };
+    let processes = Path::new(&group).join("cgroup.procs");
+    std::fs::write(&processes, "0").with_context(|| processes.display().to_string())
 }
 
 /// A job that runs.

@@ -17,17 +17,19 @@ mod run;
 mod table;
 
 pub use look::{Answer, Source};
-pub use rank::main as rank;
 pub use run::{Cell, TimedAnswer, run};
 pub use table::{Expected, ROWS, Row, Transport};
 
 use rcomm_tools::launch;
 use std::process::ExitCode;
 
-/// Number of ranks of each job. Ranks 2 and 3 form one of its tensor-parallel groups.
+/// Number of ranks of each job. Ranks 0 and 1 form one tensor-parallel pair, ranks 2 and 3 the other.
 pub(crate) const RANKS: u32 = 4;
 
-/// Runs a rank of a job if the command line is `rank …`, or the launcher if it is `launch …`; returns `None` otherwise.
+/// Runs a rank of a job if the command line says `rank …`, or the launcher if it says `launch …`. Blocks until the rank
+/// or the launcher has ended, and returns its exit code; returns `None` at once if the command line says anything else.
+/// `args[0]` is the program.
+///
 /// A program that runs this matrix calls this function first, because the processes of the jobs run that program too.
 #[allow(clippy::print_stderr, reason = "the log of the job")]
 pub fn part_of_a_job(args: &[String]) -> Option<ExitCode> {
@@ -36,7 +38,7 @@ pub fn part_of_a_job(args: &[String]) -> Option<ExitCode> {
         Some("rank") => Some(rank::main(&args[2..])),
         Some("launch") => {
             if let Err(error) = job::enter_group() {
-                eprintln!("the control group cannot be entered: {error}");
+                eprintln!("the control group of the row cannot be entered: {error:#}");
                 return Some(ExitCode::FAILURE);
             }
             Some(launch::run(&launch::Options::parse_from(&args[1..])))

@@ -103,7 +103,7 @@ const BUSY_THREADS: usize = 2;
 const CHUNK: usize = 64 << 20;
 
 /// Runs the command line `rank ACT FOLDER`; the environment has torchrun's variables.
-pub fn main(args: &[String]) -> ExitCode {
+pub(super) fn main(args: &[String]) -> ExitCode {
     let failure = |error: &dyn Display| {
         eprintln!("{error}");
         ExitCode::FAILURE

@@ -64,15 +64,16 @@ fn a_healthy_job_has_no_finding_in_any_version() {
     }
 }
 
-/// Asserts that the first finding has this code, these culprits, and these words in its sentence. `of` names the case.
-fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], of: &str) {
+/// Asserts that the first finding has this code, these culprits, and these words in its sentence. `case` begins the
+/// messages.
+fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], case: &str) {
     let (found, ranks, sentence) = first(report);
-    assert_eq!((found, ranks), (code, culprits), "{of}: {sentence}");
+    assert_eq!((found, ranks), (code, culprits), "{case}: {sentence}");
     for words in says {
-        assert!(sentence.contains(words), "{of}: {sentence}");
+        assert!(sentence.contains(words), "{case}: {sentence}");
     }
     // NCCL has no receive from any rank; of a copy in place it does not report the peer.
-    assert!(!sentence.contains("any rank"), "{of}: {sentence}");
+    assert!(!sentence.contains("any rank"), "{case}: {sentence}");
 }
 
 /// Starts a job whose ranks end like `last_operations` in each of these versions, and asserts its first finding.
@@ -84,8 +85,8 @@ fn assert_finds(
 ) {
     for &version in versions {
         let job = Job::start(version, last_operations, &change);
-        let of = format!("version {version}");
-        assert_first(&judge(&job), code, culprits, says, &of);
+        let case = format!("version {version}");
+        assert_first(&judge(&job), code, culprits, says, &case);
     }
 }
 
@@ -205,17 +206,17 @@ fn faults_are_found_with_the_events_that_are_recorded_by_default() {
                 }
             });
             let report = judge(&job);
-            let of = format!("version {version} {behind}");
+            let case = format!("version {version} {behind}");
             assert_first(
                 &report,
                 Code::E135,
                 &[],
                 &["channel 3 has not finished"],
-                &of,
+                &case,
             );
             // Each rank has transfers under way, so which one is stuck is unknown; the finding says how to find out.
             let next = &report.findings[0].next;
-            assert!(next.contains("RCOMM_NCCL_EVENTS=steps"), "{of}: {next}");
+            assert!(next.contains("RCOMM_NCCL_EVENTS=steps"), "{case}: {next}");
         }
     }
 }
@@ -259,14 +260,14 @@ fn a_rank_whose_kernels_are_short_each_time_is_named_as_the_late_one() {
 fn a_rank_that_was_killed_or_stopped_is_named() {
     for version in PROFILER_VERSIONS {
         let absent = with_one(2, Until::NotCalled, Until::Running);
-        let of = format!("version {version}");
+        let case = format!("version {version}");
         let mut job = Job::start(version, absent, |_| {});
         job.kill(2);
-        assert_first(&judge(&job), Code::E150, &[2], &[], &of);
+        assert_first(&judge(&job), Code::E150, &[2], &[], &case);
         let job = Job::start(version, absent, |_| {});
         job.stop(2);
         let says = ["never issued all_reduce #6"];
-        assert_first(&judge(&job), Code::E151, &[2], &says, &of);
+        assert_first(&judge(&job), Code::E151, &[2], &says, &case);
     }
 }
 
@@ -275,13 +276,13 @@ fn a_rank_that_was_killed_or_stopped_is_named() {
 fn the_first_finding_names_a_stopped_rank_and_its_last_event_also_once_the_others_have_ended() {
     for version in PROFILER_VERSIONS {
         for aborts in [false, true] {
-            let of = format!("version {version}, {aborts}");
+            let case = format!("version {version}, {aborts}");
             let absent = with_one(2, Until::NotCalled, Until::Running);
             // The device of rank 2 has ended the operation of the pair, as that of rank 3, whose proxy thread has seen
             // it.
             let mut job = Job::start(version, absent, variable(ON_PAIR, "2 running"));
             job.stop(2);
-            assert_leads_while_stopped(&job, "where 3 ranks have waited", &of);
+            assert_leads_while_stopped(&job, "where 3 ranks have waited", &case);
             for rank in [0, 1, 3] {
                 match aborts {
                     true => job.close_one(rank),
@@ -289,24 +290,24 @@ fn the_first_finding_names_a_stopped_rank_and_its_last_event_also_once_the_other
                 }
             }
             let waited = "where 3 ranks waited, whose processes are gone;";
-            assert_leads_while_stopped(&job, waited, &of);
+            assert_leads_while_stopped(&job, waited, &case);
         }
     }
 }
 
-fn assert_leads_while_stopped(job: &Job, others: &str, of: &str) {
+fn assert_leads_while_stopped(job: &Job, others: &str, case: &str) {
     let report = judge(job);
     let says = [
         "never issued all_reduce #6 on group world",
         others,
         "its last event is of all_reduce #6 on group nccl-000000000000def1",
     ];
-    assert_first(&report, Code::E151, &[2], &says, of);
+    assert_first(&report, Code::E151, &[2], &says, case);
     let (_, _, sentence) = first(&report);
-    assert!(!sentence.contains("inside"), "{of}: {sentence}");
+    assert!(!sentence.contains("inside"), "{case}: {sentence}");
     let findings = report.findings.iter();
     let mut accused = findings.flat_map(|it| it.culprit_ranks.iter());
-    assert!(accused.all(|&rank| rank == 2), "{of}: {report:?}");
+    assert!(accused.all(|&rank| rank == 2), "{case}: {report:?}");
 }
 
 #[test]
@@ -346,8 +347,8 @@ fn a_program_without_a_launcher_is_one_job_whichever_communicator_is_the_first()
         assert_eq!(identities, world.collect::<Vec<_>>(), "version {version}");
         // The operations that were recorded before there was a world are kept.
         let says = ["rank 2 never issued all_reduce #6"];
-        let of = format!("version {version}");
-        assert_first(&judge(&job), Code::E101, &[2], &says, &of);
+        let case = format!("version {version}");
+        assert_first(&judge(&job), Code::E101, &[2], &says, &case);
         for dump in &dumps {
             assert_eq!(dump.groups[0].info.name.len(), "nccl-".len() + 16);
             assert_ne!(dump.groups[0].info.name, "nccl-0000000000000abc");

@@ -8,26 +8,26 @@ use crate::life::{job_rings, passes};
 use rcomm_analyzer::{Code, Verdict};
 use rcomm_recorder::model::EntryState;
 
-/// The first operation of rank 1, of whose last channel NCCL reports nothing, or not the end.
-const OF_RANK_1: [&str; 2] = ["1 one_channel_unreported", "1 one_end_unreported"];
+/// Values of [`FIRST`]: of the last channel of rank 1's first operation NCCL reports nothing, or not the end.
+const FIRST_OF_RANK_1: [&str; 2] = ["1 one_channel_unreported", "1 one_end_unreported"];
 
 #[test]
 fn a_later_operation_ends_one_of_which_a_channel_is_not_reported() {
     for version in PROFILER_VERSIONS {
-        for words in OF_RANK_1 {
-            let of = format!("version {version}, {words}");
+        for words in FIRST_OF_RANK_1 {
+            let case = format!("version {version}, {words}");
             let mut job = Job::start(version, all(Until::Done), |command| {
                 command.env(FIRST, words);
             });
             for dump in job.dumps() {
                 let mut entries = dump.entries.iter();
-                assert!(entries.all(|it| it.retired), "{of}: {dump:?}");
+                assert!(entries.all(|it| it.retired), "{case}: {dump:?}");
             }
             let report = judge(&job);
-            assert_eq!(report.verdict, Verdict::Healthy, "{of}: {report:?}");
-            // Nothing is left of a process that exits with 0.
+            assert_eq!(report.verdict, Verdict::Healthy, "{case}: {report:?}");
+            // A process that exits with 0 removes its ring only if it has no operation in progress.
             job.close();
-            assert_eq!(job.dumps().len(), 0, "{of}");
+            assert_eq!(job.dumps().len(), 0, "{case}");
         }
     }
 }
@@ -35,18 +35,18 @@ fn a_later_operation_ends_one_of_which_a_channel_is_not_reported() {
 #[test]
 fn a_hang_after_an_operation_with_an_unreported_channel_is_found() {
     for version in PROFILER_VERSIONS {
-        for words in OF_RANK_1 {
-            let of = format!("version {version}, {words}");
+        for words in FIRST_OF_RANK_1 {
+            let case = format!("version {version}, {words}");
             let job = Job::start(version, one_channel_stuck(), |command| {
                 command.env(FIRST, words);
             });
             let report = judge(&job);
             let (code, _, sentence) = first(&report);
-            assert_eq!(code, Code::E135, "{of}: {sentence}");
-            assert!(sentence.contains("all_reduce #6"), "{of}: {sentence}");
+            assert_eq!(code, Code::E135, "{case}: {sentence}");
+            assert!(sentence.contains("all_reduce #6"), "{case}: {sentence}");
             assert!(
                 sentence.contains("channel 3 from rank 1"),
-                "{of}: {sentence}"
+                "{case}: {sentence}"
             );
         }
     }
@@ -65,16 +65,16 @@ fn a_process_that_ended_with_an_unreported_channel_in_its_last_operation_is_not_
             "{version}"
         );
         let report = judge(&job);
-        let of = format!("version {version}: {report:?}");
+        let case = format!("version {version}: {report:?}");
         assert!(
             !matches!(report.verdict, Verdict::Stuck | Verdict::Mismatch),
-            "{of}"
+            "{case}"
         );
         let mut accused = report
             .findings
             .iter()
             .flat_map(|it| it.culprit_ranks.iter());
-        assert_eq!(accused.next(), None, "{of}");
+        assert_eq!(accused.next(), None, "{case}");
     }
 }
 
@@ -85,7 +85,9 @@ fn operations_of_one_plan_and_of_other_communicators_do_not_end_each_other() {
     }
 }
 
-/// Two operations in one plan, which the device carries out side by side, and one in the next plan.
+/// Reports two operations in one plan, which the device carries out side by side, and then one operation in each of two
+/// later plans. Asserts that an operation whose end is not reported ends once an operation of a later plan of its
+/// communicator has ended, but not with the other operation of its plan or with those of another communicator.
 pub(crate) fn plans(plugin: &Plugin) {
     let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
     let other = plugin.init(Some("o"), 8, 0, 2).expect("a communicator");
@@ -132,7 +134,7 @@ pub(crate) fn plans(plugin: &Plugin) {
     assert_eq!(states(), [runs, done, runs]);
     plugin.kernel_ends(kernel, 4);
     assert_eq!(states(), [done, done, done]);
-    // A report that comes late does not change the operation that has the slot by then.
+    // A report of an operation that has been ended already changes no other operation.
     let next = in_plan(1);
     plugin.kernel_ends(kernels[0], 5);
     assert_eq!(states()[3], EntryState::Scheduled);

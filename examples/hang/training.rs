@@ -14,9 +14,9 @@ pub(crate) fn run(fault: Fault) -> Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
     // The tensor-parallel pairs are ranks 0 and 1, and 2 and 3. The data-parallel pairs are ranks 0 and 2, and 1 and 3.
-    let (row, column) = (rank / 2 * 2, rank % 2);
-    let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
-    let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
+    let (tp_first, dp_first) = (rank / 2 * 2, rank % 2);
+    let tp = world.new_group(&[tp_first, tp_first + 1], &GroupOptions::named("tp"))?;
+    let dp = world.new_group(&[dp_first, dp_first + 2], &GroupOptions::named("dp"))?;
 
     let mut weights = vec![0.0f32; 4096];
     for step in 0..STEPS {

@@ -1,5 +1,5 @@
 //! Jobs with the debug checks: before each collective, the ranks compare what they issue and look for NaNs in its
-//! input. Backends refuse messages whose size does not fit even without these checks.
+//! input. Messages are not compared: the backend itself refuses one whose size does not fit.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{DebugLevel, NanCheck};
@@ -27,7 +27,7 @@ fn run(size: u32, body: impl Fn(World) + Sync) {
     }
 }
 
-/// Asserts the part of the error that is the same on all ranks; each rank adds facts of its own.
+/// Asserts that the error contains this text; each rank adds facts of its own.
 fn assert_error(error: &rcomm::Error, expected: &str) {
     let message = error.to_string();
     assert!(message.contains(expected), "{message}");

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 const RANKS: u32 = 4;
 
-/// Runs `body` on all ranks, over each transport and on the fake backend. Returns the errors of each run, by rank.
+/// Runs `body` on all ranks, over each transport and on the fake backend. Returns the errors of each run, by
+/// rank; panics if a rank gets none.
 fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static str, Vec<Error>)> {
     let fake = Carrier::Fake(FakeFabric::new());
     let carriers = [

@@ -36,7 +36,7 @@ fn ask_until_found(address: EndpointAddress) {
         let report = analyze(&dumps, &Policy::default());
         // Until all ranks are stuck the report is that of a running job.
         let first = report.findings.first()?;
-        // At first the culprit is still in its last phase.
+        // At first the culprit may still be in the phase before.
         let found = first.seq == Some(4)
             && first.culprit_ranks == [CULPRIT]
             && first.sentence.contains("load data");

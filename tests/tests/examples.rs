@@ -141,8 +141,9 @@ fn a_job_that_is_started_again_goes_on_from_its_last_step() {
 /// The words of a report, without the seconds and the times of day, which differ between runs.
 fn tokens(report: &str) -> Vec<&str> {
     let is_time = |word: &&str| {
-        let number = word.contains('.') && word.parse::<f64>().is_ok();
-        number || word.matches(':').count() == 2 && word.starts_with(|c: char| c.is_ascii_digit())
+        let is_decimal = word.contains('.') && word.parse::<f64>().is_ok();
+        is_decimal
+            || word.matches(':').count() == 2 && word.starts_with(|c: char| c.is_ascii_digit())
     };
     let tokens = report.split_whitespace();
     tokens.filter(|word| !is_time(word)).collect()

@@ -24,7 +24,7 @@ fn start(fault: Fault) -> Job {
     })
 }
 
-/// Waits for the ranks that the fault leaves alive, and returns their standard error.
+/// Waits until all ranks but the culprit have failed, and returns their standard error.
 fn wait_for_the_others(job: &mut Job) -> Vec<(u32, String)> {
     let others = (0..RANKS).filter(|&rank| rank != CULPRIT);
     others
@@ -92,7 +92,7 @@ fn a_rank_that_stops_joining_is_named_by_errors_and_analysis() {
         let has_failed = entries.any(|entry| entry.state == EntryState::Failed);
         assert!(
             !has_failed,
-            "{} was made after the clean-up",
+            "{} was made only after an operation had failed",
             path.display()
         );
     }

@@ -88,7 +88,7 @@ fn survive() -> Result<(), String> {
 /// What a rank does after the culprit is gone.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// It makes its world anew with the process that has joined, and shuts down after one operation.
+    /// It makes its world anew with the process that has joined, and shuts down after two operations.
     End,
     /// It makes its world anew; then rank 1 does not come to the last operation.
     Hang,
@@ -325,9 +325,9 @@ fn run_monitored_barrier() -> Result<(), String> {
 fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
-    let (row, column) = (rank / 2 * 2, rank % 2);
-    let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
-    let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
+    let (tp_first, dp_first) = (rank / 2 * 2, rank % 2);
+    let tp = world.new_group(&[tp_first, tp_first + 1], &GroupOptions::named("tp"))?;
+    let dp = world.new_group(&[dp_first, dp_first + 2], &GroupOptions::named("dp"))?;
     for step in 0..step_of_fault + 3 {
         world.step(step);
         world.phase("load data");

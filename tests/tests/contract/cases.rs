@@ -1,6 +1,7 @@
 //! The cases that are checked in one group: each operation, blocking and asynchronous.
 //!
-//! The inputs of all ranks are a function of rank, position and seed, so that each rank can check its own result.
+//! The inputs of all ranks are a function of rank, vector, position and seed, so that each rank can check its own
+//! result.
 
 use crate::limits::Limits;
 use crate::scalar::{Scalar, reductions};
@@ -9,9 +10,11 @@ use rcomm::{Buffer, DType, ErrorKind, Op, ProcessGroup, ReduceOp, Reduction};
 /// Runs cases on one group and counts them.
 pub(crate) struct Cases<'a> {
     pub(crate) group: &'a ProcessGroup,
+    /// The number of elements of most vectors; other lengths follow from it.
     pub(crate) len: usize,
     seed: u64,
     pub(crate) limits: Limits,
+    /// The number of cases so far.
     checked: u64,
 }
 
@@ -425,8 +428,8 @@ impl<'a> Cases<'a> {
         group.barrier().unwrap();
     }
 
-    /// Passes several objects at once while other operations run. Rank 0 calls the blocking form where the others call
-    /// the asynchronous one.
+    /// Passes several objects at once while other operations run. In one of these operations, rank 0 calls the blocking
+    /// form, and the others the asynchronous one.
     fn check_issued_objects(&mut self, names: &[String]) {
         let (group, this_rank, n) = (self.group, self.rank(), self.size());
         let root = n as u32 - 1;
@@ -469,6 +472,7 @@ impl<'a> Cases<'a> {
         self.same("no such root", refused.kind(), ErrorKind::InvalidArgument);
     }
 
+    /// Messages with tags, as objects and as vectors, and receives from any rank.
     fn check_tags(&mut self, next: usize, before: usize) {
         let (group, this_rank, n) = (self.group, self.rank(), self.size());
         // A send may wait for its receive, so one rank begins with the receive.

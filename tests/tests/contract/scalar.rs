@@ -90,11 +90,11 @@ macro_rules! complexes {
             }
 
             fn reduce(op: ReduceOp, values: &[Self]) -> Self {
-                let values_of = values.iter().copied();
+                let values_in_order = values.iter().copied();
                 match op {
-                    ReduceOp::Sum => values_of.sum(),
-                    ReduceOp::Avg => values_of.sum::<Self>() / values.len() as $part,
-                    ReduceOp::Product => values_of.product(),
+                    ReduceOp::Sum => values_in_order.sum(),
+                    ReduceOp::Avg => values_in_order.sum::<Self>() / values.len() as $part,
+                    ReduceOp::Product => values_in_order.product(),
                     _ => unreachable!("`reductions` does not return {op} for this type"),
                 }
             }

@@ -1,4 +1,5 @@
-//! Where the buckets of a reducer lie, and which are sent late.
+//! Where the buckets of a reducer lie in memory, which are sent late, and that averages are passed on before all
+//! buckets have arrived.
 
 use super::trainer::{check_averages, count, step};
 use super::{LENS, gradient, parameters, run, small_buckets};
@@ -28,7 +29,7 @@ fn mapped_file(address: usize) -> String {
 #[test]
 fn buckets_that_are_sent_are_memory_that_other_ranks_map() {
     run(2, |world| {
-        let place = |reducer: &mut Reducer| {
+        let files_after_step = |reducer: &mut Reducer| {
             step(reducer, world.rank(), 1, &[3, 2, 1, 0]);
             check_averages(reducer, 2, 1);
             let addresses = (0..LENS.len()).map(|at| reducer.average(at).unwrap().as_ptr().addr());
@@ -39,7 +40,7 @@ fn buckets_that_are_sent_are_memory_that_other_ranks_map() {
             .new_group(&[0, 1], &GroupOptions::named("pair"))
             .unwrap();
         for nth in 0..4 {
-            let files = place(&mut reducer);
+            let files = files_after_step(&mut reducer);
             let are_mapped = files
                 .iter()
                 .all(|file| file.starts_with("/memfd:rcomm-region"));
@@ -54,16 +55,16 @@ fn buckets_that_are_sent_are_memory_that_other_ranks_map() {
             ..small_buckets()
         };
         let mut hooked = Reducer::new(world.group(), parameters(), options).unwrap();
-        let files = place(&mut hooked);
+        let files = files_after_step(&mut hooked);
         assert!(
             files.iter().all(|file| !file.contains("rcomm")),
             "{files:?}"
         );
         // A hook that is set later takes vectors, too.
         reducer.set_hook(Some(Box::new(AllReduceHook))).unwrap();
-        place(&mut reducer);
+        files_after_step(&mut reducer);
         reducer.set_hook(None).unwrap();
-        place(&mut reducer);
+        files_after_step(&mut reducer);
         world.shutdown().unwrap();
     });
 }
@@ -140,7 +141,7 @@ fn averages_of_a_bucket_are_passed_on_while_later_buckets_are_under_way() {
             let mut passed = Vec::new();
             let each = |parameter: usize, average: &mut [f32]| {
                 if passed.is_empty() && rank == 0 {
-                    // Rank 1 gives its last gradient after this only.
+                    // Rank 1 gives its last gradient only after this.
                     world.store().set(&key, b"1").unwrap();
                 }
                 passed.push(parameter);

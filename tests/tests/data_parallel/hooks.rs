@@ -1,5 +1,5 @@
-//! Hooks whose averages depend on earlier steps are compared with their algorithm in one process: batched PowerSGD,
-//! post-local SGD and the averaging of models. After `regroup` they begin anew.
+//! Hooks whose averages depend on earlier steps, and the averaging of models, are compared with their algorithm in one
+//! process: batched PowerSGD and post-local SGD. After `regroup` hooks begin anew.
 
 use super::{LENS, gradient, parameters, run, small_buckets};
 use rcomm::data_parallel::{
@@ -8,7 +8,7 @@ use rcomm::data_parallel::{
 };
 use rcomm::{ErrorKind, GroupOptions, OpType, World};
 
-/// A step of a reducer: this rank's gradients, and then the averages.
+/// Takes a step of a reducer with this rank's gradients, and returns the averages.
 fn step(reducer: &mut Reducer, rank: u32, step: u32) -> Vec<Vec<f32>> {
     for parameter in (0..LENS.len()).rev() {
         let gradient = gradient(rank, parameter, step);
@@ -132,7 +132,7 @@ fn batched_power_sgd_gives_what_its_algorithm_gives_in_one_process() {
                 .map(|at| value(process, parameter, at, step))
                 .collect()
         };
-        let names = vec![
+        let model = vec![
             Parameter::new("matrix", &[24, 20]),
             Parameter::new("vector", &[7]),
             Parameter::new("small", &[5]),
@@ -146,7 +146,7 @@ fn batched_power_sgd_gives_what_its_algorithm_gives_in_one_process() {
                 },
                 ..ReducerOptions::default()
             };
-            let mut reducer = Reducer::new(world.group(), names.clone(), options).unwrap();
+            let mut reducer = Reducer::new(world.group(), model.clone(), options).unwrap();
             assert_eq!(reducer.buckets(), [vec![2], vec![1, 0]]);
             let mut reference = Batched::new(1, 487, rank, PROCESSES as usize);
             for nth in 0..12 {
@@ -188,12 +188,12 @@ fn batched_power_sgd_takes_a_bucket_without_elements() {
     run(2, |world| {
         let shapes: [&[&[u64]]; 2] = [&[&[0]], &[&[0], &[64]]];
         for shapes in shapes {
-            let names = shapes.iter().map(|shape| Parameter::new("p", shape));
+            let model = shapes.iter().map(|shape| Parameter::new("p", shape));
             let options = ReducerOptions {
                 hook: Some(Box::new(BatchedPowerSgdHook::new(1, 0).unwrap())),
                 ..small_buckets()
             };
-            let mut reducer = Reducer::new(world.group(), names.collect(), options).unwrap();
+            let mut reducer = Reducer::new(world.group(), model.collect(), options).unwrap();
             assert_eq!(reducer.buckets().last(), Some(&vec![0]));
             for _ in 0..2 {
                 for (parameter, shape) in shapes.iter().enumerate().rev() {
@@ -248,7 +248,7 @@ fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         let expected = "4 ranks do not divide into groups of 3";
         assert!(error.to_string().contains(expected), "{error}");
-        // The step has failed, so the hook may be replaced although the group is open.
+        // The step has failed, so the hook may be replaced before `regroup`, although the group still takes operations.
         reducer.set_hook(None).unwrap();
         // The hook has had the memory of the first bucket: nothing more can be sent in this step.
         let error = reducer.ready(2, &gradient(rank, 2, 0)).unwrap_err();
@@ -357,7 +357,7 @@ fn hooks_that_count_steps_count_anew_in_another_group() {
         let named = GroupOptions::named;
         let pair = (rank < 2).then(|| world.new_group(&[0, 1], &named("pair")).unwrap());
         let alone = world.group().new_subgroups(1, &named("alone")).unwrap();
-        let names = vec![Parameter::new("matrix", &[8, 8])];
+        let model = vec![Parameter::new("matrix", &[8, 8])];
         let values = |rank: u32, nth: u32| -> Vec<f32> {
             let elements = 0..64;
             elements
@@ -365,7 +365,7 @@ fn hooks_that_count_steps_count_anew_in_another_group() {
                 .collect()
         };
         let hooks: [Box<dyn CommHook>; 4] = [
-            Box::new(PowerSgdHook::new(1, 2, &names).unwrap()),
+            Box::new(PowerSgdHook::new(1, 2, &model).unwrap()),
             Box::new(BatchedPowerSgdHook::new(1, 2).unwrap()),
             Box::new(PostLocalSgdHook::adjacent(1, 2)),
             Box::new(PostLocalSgdHook::new(&alone, 2)),
@@ -375,7 +375,7 @@ fn hooks_that_count_steps_count_anew_in_another_group() {
                 hook: Some(hook),
                 ..ReducerOptions::default()
             };
-            let mut reducer = Reducer::new(world.group(), names.clone(), options).unwrap();
+            let mut reducer = Reducer::new(world.group(), model.clone(), options).unwrap();
             let is_average = |reducer: &mut Reducer, ranks: u32, nth: u32| {
                 reducer.ready(0, &values(rank, nth)).unwrap();
                 reducer.finish_in_place().unwrap();

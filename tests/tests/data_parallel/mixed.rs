@@ -47,14 +47,14 @@ fn ready(reducer: &mut MixedReducer, rank: u32, parameter: usize, step: u32) {
 
 /// The average of a parameter as `f32`; `None` if no rank has used it.
 fn average(reducer: &MixedReducer, parameter: usize) -> Option<Vec<f32>> {
-    fn of<T: Gradient>(reducer: &MixedReducer, parameter: usize) -> Option<Vec<f32>> {
+    fn as_f32<T: Gradient>(reducer: &MixedReducer, parameter: usize) -> Option<Vec<f32>> {
         let average = reducer.average::<T>(parameter)?.iter();
         Some(average.map(|value| value.to_f32()).collect())
     }
     match TYPES[parameter] {
-        DType::F32 => of::<f32>(reducer, parameter),
-        DType::F64 => of::<f64>(reducer, parameter),
-        _ => of::<bf16>(reducer, parameter),
+        DType::F32 => as_f32::<f32>(reducer, parameter),
+        DType::F64 => as_f32::<f64>(reducer, parameter),
+        _ => as_f32::<bf16>(reducer, parameter),
     }
 }
 
@@ -172,13 +172,13 @@ fn unused_sparse_and_uneven_inputs_work_with_several_types() {
         let joined = reducer.join().unwrap();
         assert_eq!((joined.shadowed, joined.last), (u64::from(2 - 2 * rank), 1));
 
-        let mut names = parameters();
-        names[5].0.shape = vec![2, 2];
+        let mut model = parameters();
+        model[5].0.shape = vec![2, 2];
         let sparse = MixedOptions {
             sparse: vec![5],
             ..options()
         };
-        let mut reducer = MixedReducer::new(world.group(), names, &sparse).unwrap();
+        let mut reducer = MixedReducer::new(world.group(), model, &sparse).unwrap();
         let rows = SparseTensor::new(vec![2, 2], 1, vec![i64::from(rank)], vec![2.0f32, 4.0]);
         reducer.ready_sparse(5, rows.unwrap()).unwrap();
         partial_step(&mut reducer, &world, &[4, 3, 2, 1, 0], 1);

@@ -16,7 +16,7 @@ pub(super) fn count(world: &World, op: OpType) -> usize {
     entries.iter().filter(|entry| entry.op == op).count()
 }
 
-/// Takes a step in place, with the parameters in this order.
+/// Takes a step in place, with the parameters in this order. Asserts that every gradient is zero at first.
 pub(super) fn step(reducer: &mut Reducer, rank: u32, step: u32, order: &[usize]) {
     for &parameter in order {
         let into = reducer.gradient_mut(parameter).unwrap();
@@ -281,7 +281,7 @@ fn a_reducer_goes_on_in_the_group_of_the_remaining_ranks() {
 #[test]
 fn sparse_gradients_are_averaged_by_rows() {
     run(2, |world| {
-        let names = vec![
+        let model = vec![
             Parameter::new("dense", &[3]),
             Parameter::new("embedding", &[100, 2]),
             Parameter::new("last", &[2]),
@@ -291,7 +291,7 @@ fn sparse_gradients_are_averaged_by_rows() {
             unused: UnusedParameters::Find,
             ..ReducerOptions::default()
         };
-        let mut reducer = Reducer::new(world.group(), names.clone(), options()).unwrap();
+        let mut reducer = Reducer::new(world.group(), model.clone(), options()).unwrap();
         assert_eq!(reducer.buckets(), [vec![2], vec![1], vec![0]]);
         let rank = world.rank();
         for nth in 0..3 {
@@ -329,7 +329,7 @@ fn sparse_gradients_are_averaged_by_rows() {
             sparse,
             ..options()
         };
-        let error = Reducer::<f32>::new(world.group(), names, options).unwrap_err();
+        let error = Reducer::<f32>::new(world.group(), model, options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         assert!(
             error.to_string().contains("embedding is sparse on one of"),
@@ -363,7 +363,7 @@ fn gradients_sent_in_16_bits_are_rounded_as_by_the_hook_of_their_type() {
 #[test]
 fn power_sgd_sends_less_and_its_errors_even_out_over_many_steps() {
     run(2, |world| {
-        let names = vec![
+        let model = vec![
             Parameter::new("matrix", &[24, 20]),
             Parameter::new("bias", &[24]),
         ];
@@ -379,7 +379,7 @@ fn power_sgd_sends_less_and_its_errors_even_out_over_many_steps() {
             let all = (0..2).map(|rank| ((at * 37 + rank * 11) % 17) as f32 - 8.0);
             all.sum::<f32>() / 2.0
         };
-        let hook = PowerSgdHook::new(2, 1, &names).unwrap();
+        let hook = PowerSgdHook::new(2, 1, &model).unwrap();
         assert_eq!(hook.compressed(), 1);
         let options = ReducerOptions {
             hook: Some(Box::new(hook)),
@@ -389,7 +389,7 @@ fn power_sgd_sends_less_and_its_errors_even_out_over_many_steps() {
             },
             ..ReducerOptions::default()
         };
-        let mut reducer = Reducer::new(world.group(), names, options).unwrap();
+        let mut reducer = Reducer::new(world.group(), model, options).unwrap();
         let steps = 300;
         let mut sum = vec![0.0f32; 480];
         for nth in 0..steps {
@@ -477,12 +477,12 @@ fn errors_of_gradients_in_8_bits_even_out_over_many_steps() {
     const LEN: usize = 1_000;
     const STEPS: usize = 200;
     run(3, |world| {
-        let names = vec![Parameter::new("weights", &[LEN as u64])];
+        let model = vec![Parameter::new("weights", &[LEN as u64])];
         let options = ReducerOptions {
             hook: Some(Box::new(Int8CompressHook::default())),
             ..ReducerOptions::default()
         };
-        let mut reducer = Reducer::new(world.group(), names, options).unwrap();
+        let mut reducer = Reducer::new(world.group(), model, options).unwrap();
         let values: Vec<f32> = (0..LEN).map(|at| element(world.rank(), at)).collect();
         let mean = |at| (0..3).map(|rank| element(rank, at)).sum::<f32>() / 3.0;
         let mut sum = vec![0.0f64; LEN];
@@ -532,8 +532,8 @@ fn statistics_say_what_a_step_took_and_what_of_it_was_exposed() {
             assert_eq!(statistics.step, nth);
             assert_eq!(statistics.bytes(), 4 * 25);
             let buckets = &statistics.buckets;
-            let of = |at: usize| (buckets[at].parameters, buckets[at].bytes);
-            assert_eq!([of(0), of(1), of(2)], [(1, 20), (1, 48), (2, 32)]);
+            let sizes = |at: usize| (buckets[at].parameters, buckets[at].bytes);
+            assert_eq!([sizes(0), sizes(1), sizes(2)], [(1, 20), (1, 48), (2, 32)]);
             assert!(buckets.is_sorted_by_key(|bucket| bucket.sent));
             let sum: Duration = buckets.iter().map(|bucket| bucket.communication).sum();
             assert_eq!(statistics.communication, sum);

@@ -1,4 +1,5 @@
-//! Groups that are gone leave no keys in the job's store, so that a job of many days does not fill it.
+//! Groups, merges and agreements that are over leave no keys in the job's store, so that a job of many days does not
+//! fill it.
 
 use super::failing;
 use rcomm::config::TransportChoice;
@@ -66,9 +67,9 @@ fn merge_keys(keys: Vec<String>) -> Vec<String> {
         let end = key.rsplit('/').next().unwrap_or_default();
         key.contains("merge/") && ["list", "count", "whole", "read"].contains(&end)
     };
-    let of_worlds = |key: &String| key.contains("/world/");
+    let is_of_world = |key: &String| key.contains("/world/");
     let mut keys = keys;
-    keys.retain(|key| is_of_round(key) && !of_worlds(key));
+    keys.retain(|key| is_of_round(key) && !is_of_world(key));
     keys
 }
 
@@ -174,8 +175,8 @@ fn agreements_on_the_remaining_members_leave_no_keys_and_refuse_a_member_that_co
         meet();
         if rank < 2 {
             let lists: [&[u32]; 2] = [&[2], &[]];
-            let wanted = three.within(Duration::from_millis(100));
-            let failed = wanted.shrink(lists[rank as usize], &options);
+            let brief = three.within(Duration::from_millis(100));
+            let failed = brief.shrink(lists[rank as usize], &options);
             let kind = failed.map(drop).unwrap_err().kind();
             assert!(
                 [ErrorKind::Timeout, ErrorKind::Mismatch].contains(&kind),

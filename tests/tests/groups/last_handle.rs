@@ -1,5 +1,5 @@
-//! The watchdog, or a loop over all groups, may drop the last reference to a group whose backend takes long to end, or
-//! to the world itself.
+//! The watchdog, a loop over all groups, or a handle of an operation may drop the last reference to a group whose
+//! backend takes long to end; a callback of the watchdog may drop the world itself.
 
 use super::failing;
 use rcomm::backend::GroupContext;
@@ -177,7 +177,7 @@ fn a_handle_of_an_operation_that_is_released_last_does_not_hold_up_its_thread() 
     work.join().unwrap();
     drop(group);
     // The watchdog lets go of the operation in its next round.
-    wait_until("the last record", || {
+    wait_until("the operation to be retired", || {
         let entries = world.snapshot().entries;
         entries
             .last()

@@ -307,9 +307,9 @@ fn barriers_at(store: Keeping) {
     on_threads_with(store.clone(), 3, &Carrier::Cpu, failing, |world| {
         let group = world.group();
         group.monitored_barrier(MissingRanks::First).unwrap();
-        let is_there = ["test/done/0", "test/done/1"];
+        let done_keys = ["test/done/0", "test/done/1"];
         if world.rank() == 2 {
-            return store.wait(&is_there, Duration::from_secs(120)).unwrap();
+            return store.wait(&done_keys, Duration::from_secs(120)).unwrap();
         }
         let brief = group.within(Duration::from_secs(2));
         let error = brief.monitored_barrier(MissingRanks::First).unwrap_err();
@@ -317,9 +317,9 @@ fn barriers_at(store: Keeping) {
         assert_eq!(error.ranks(), [2], "{error}");
         // A removal that hangs has not ended before this.
         assert!(!*store.ended.lock().unwrap());
-        let own_key = is_there[world.rank() as usize];
+        let own_key = done_keys[world.rank() as usize];
         store.set(own_key, b"1").unwrap();
-        store.wait(&is_there, Duration::from_secs(120)).unwrap();
+        store.wait(&done_keys, Duration::from_secs(120)).unwrap();
         store.end();
     });
 }

@@ -141,7 +141,7 @@ fn ranks_that_ask_for_different_sizes_all_get_the_mismatch() {
 
 #[test]
 fn a_signal_that_does_not_come_or_is_not_taken_names_its_rank_and_channel() {
-    for is_taken in [true, false] {
+    for waits_for_signal in [true, false] {
         let end = Barrier::new(2);
         let dumps = on_threads(2, &Carrier::Cpu, failing, |world| {
             let options = GroupOptions {
@@ -152,7 +152,7 @@ fn a_signal_that_does_not_come_or_is_not_taken_names_its_rank_and_channel() {
             let memory = group.symmetric_memory(8).unwrap();
             group.set_timeout(Duration::from_millis(300));
             if world.rank() == 0 {
-                let (failed, expected) = match is_taken {
+                let (failed, expected) = match waits_for_signal {
                     true => (
                         memory.wait_signal(1, 5),
                         "rank 1 did not send a signal on channel 5 before the deadline",

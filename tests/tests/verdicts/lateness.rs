@@ -12,6 +12,7 @@ pub(crate) const POLL_INTERVALS_US: &[u64] = &[500, 5_000, 100_000];
 /// A class of jobs: its name, and the parameters of the job for a seed and a polling interval in µs.
 pub(crate) type Class = (&'static str, fn(u64, u64) -> PacedSpec);
 
+/// Classes of jobs in which no rank is late.
 pub(crate) const HEALTHY: &[Class] = &[
     ("healthy, replicas", |seed, interval_us| {
         PacedSpec::random(seed, Layout::Replicas, interval_us)
@@ -27,13 +28,14 @@ pub(crate) const HEALTHY: &[Class] = &[
     }),
 ];
 
+/// Classes of jobs in which one rank is late.
 pub(crate) const SLOW: &[Class] = &[
     ("slow data loading", |seed, interval_us| {
         let mut spec = of_any_layout(seed, interval_us);
         // The delay must exceed the error of clock offsets. They are estimated from completions, to within two polling
         // intervals: 200 ms at most.
         let ms = Random::new(seed).between(250, 400);
-        spec.slow = Slow::Loading(first_stage(&spec), ms);
+        spec.slow = Slow::Loading(rank_of_first_stage(&spec), ms);
         spec.waits = true;
         spec
     }),
@@ -41,7 +43,7 @@ pub(crate) const SLOW: &[Class] = &[
         let mut spec = of_any_layout(seed, interval_us);
         spec.timing = true;
         let ms = Random::new(seed).between(30, 100);
-        spec.slow = Slow::Loading(first_stage(&spec), ms);
+        spec.slow = Slow::Loading(rank_of_first_stage(&spec), ms);
         // A host that runs a step ahead could make up for the delay, so that no other rank waits.
         spec.waits = true;
         spec
@@ -87,8 +89,9 @@ fn of_any_layout(seed: u64, interval_us: u64) -> PacedSpec {
     PacedSpec::random(seed, LAYOUTS[(seed % 4) as usize], interval_us)
 }
 
-/// A rank of the first stage: in a later stage, which begins to work later, a little lateness costs nothing.
-fn first_stage(spec: &PacedSpec) -> u32 {
+/// A rank of the first stage, chosen by the seed: in a later stage, which begins to work later, a little lateness costs
+/// nothing.
+fn rank_of_first_stage(spec: &PacedSpec) -> u32 {
     some_rank(spec) % (spec.tp * spec.dp)
 }
 
@@ -108,6 +111,7 @@ struct Row {
     failures: Vec<String>,
 }
 
+/// Judges the jobs of a class with one polling interval, and prints the counts.
 fn row((name, make): &Class, interval_us: u64, right: impl Fn(&PacedJob, &Report) -> bool) -> Row {
     let mut row = Row::default();
     for seed in seeds(6) {
@@ -138,10 +142,11 @@ fn row((name, make): &Class, interval_us: u64, right: impl Fn(&PacedJob, &Report
     row
 }
 
+/// Whether the verdict is `slow`, and the first finding names all late ranks and no other.
 pub(crate) fn names_the_culprits(job: &PacedJob, report: &Report) -> bool {
-    let late = report.findings.first();
+    let first = report.findings.first();
     report.verdict == Verdict::Slow
-        && late.is_some_and(|finding| {
+        && first.is_some_and(|finding| {
             finding.code == Code::W220 && finding.culprit_ranks == job.culprits
         })
 }

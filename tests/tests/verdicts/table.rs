@@ -206,7 +206,8 @@ fn confidence(report: &Report, is_answer: fn(&Finding) -> bool) -> Option<f64> {
     Some(first.confidence)
 }
 
-/// The result of a job with a fault that is reported by a warning; `None` if this seed gives none.
+/// The result of a job with a fault that is reported by a warning or does not stop the job; `None` if this seed gives
+/// none.
 fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
     let job = warnings::spec(seed, kind).make();
     if job.faults.is_empty() {

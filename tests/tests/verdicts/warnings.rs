@@ -1,5 +1,5 @@
-//! Judges jobs whose faults are reported by warnings: late ranks and hosts, short rings, uneven and tiny operations,
-//! and others.
+//! Judges jobs whose faults are reported by warnings or do not stop the job: late ranks and hosts, short rings, uneven
+//! and tiny operations, and others.
 
 use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
@@ -47,7 +47,7 @@ pub(crate) fn spec(seed: u64, kind: Kind) -> Spec {
 }
 
 #[test]
-fn every_kind_of_warning_is_reported_without_accusing_an_innocent_rank() {
+fn every_kind_of_warning_is_reported_and_names_no_innocent_rank() {
     for &kind in Kind::WARNINGS {
         let (mut jobs, mut misses) = (0, Vec::new());
         for seed in seeds(12) {
@@ -184,12 +184,12 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
     assert!(!named, "{}", summary_of(&report));
 
     // The rank waited little, or only later, or much less than the others, which waited inside their operations.
-    let known = [
+    let not_excused = [
         (1_000_000, false, None),
         (HOUR_NS, true, None),
         (HOUR_NS, false, Some(2 * HOUR_NS)),
     ];
-    for (waited_ns, is_after, others_ns) in known {
+    for (waited_ns, is_after, others_ns) in not_excused {
         let (culprits, report) = without_processor(waited_ns, is_after, others_ns);
         let first = &report.findings[0];
         assert_eq!((first.code, &first.culprit_ranks), (Code::W220, &culprits));

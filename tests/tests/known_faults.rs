@@ -15,13 +15,18 @@ use std::time::Duration;
 /// What was injected, as `truth.json` records it.
 #[derive(Deserialize)]
 struct Truth {
+    /// The name of the finding that reports the fault; `healthy` if there is none.
     kind: String,
+    /// The names of other findings that report it as well.
     #[serde(default)]
     kind_alternatives: Vec<String>,
     culprit_ranks: Vec<Rank>,
+    /// The sets of ranks that may be at fault, if the dumps are ambiguous.
     #[serde(default)]
     culprit_alternatives: Vec<Vec<Rank>>,
+    /// The name or the description of the group of the operation in which the fault shows first.
     first_bad_pg: Option<String>,
+    /// The number of that operation in its group.
     first_bad_seq: Option<u64>,
     /// `false` where the recorder does not record what would identify the culprit.
     #[serde(default = "decidable_by_default")]
@@ -48,8 +53,8 @@ impl Truth {
         }
     }
 
-    /// The questions that the report answers wrongly. If the fault is not decidable, the only one is whether no finding
-    /// is certain.
+    /// The questions that the report answers wrongly. Without a fault, the only one is whether nothing is claimed; if
+    /// the fault is not decidable, whether no finding is certain.
     fn misses(&self, report: &Report) -> Vec<&'static str> {
         let findings: Vec<&Finding> = report
             .findings

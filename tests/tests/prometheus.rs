@@ -1,7 +1,8 @@
 //! A real Prometheus scrapes a real job of four ranks, with the files that users get.
 //!
 //! Rank 2 stops joining. Then every query of the dashboards' panels has a result, except those on the cost of late
-//! ranks, and the alerts name the rank. While two ranks train, every query of the dashboard on training has a result.
+//! ranks, and the alerts name the rank. While the test records steps of two ranks' reducers, every query of the
+//! dashboard on training has a result.
 //! The tests need `prometheus` and `promtool`; without them, they print that they are skipped.
 #![allow(clippy::unwrap_used)]
 

@@ -101,14 +101,14 @@ fn operations() -> Vec<(OpType, Issue)> {
         }),
         (OpType::AllToAllVSingle, |g| {
             // Rank 0 keeps 1 and sends 2; rank 1 sends 3 and keeps 4.
-            let (input, output): ([usize; 2], [usize; 2]) = if g.rank() == 0 {
+            let (sent, received): ([usize; 2], [usize; 2]) = if g.rank() == 0 {
                 ([1, 2], [1, 3])
             } else {
                 ([3, 4], [2, 4])
             };
-            let mut into = blank::<f32>(output.iter().sum());
-            let from = blank::<f32>(input.iter().sum());
-            g.all_to_all_v_single(&from, &mut into, &input, &output)
+            let input = blank::<f32>(sent.iter().sum());
+            let mut output = blank::<f32>(received.iter().sum());
+            g.all_to_all_v_single(&input, &mut output, &sent, &received)
                 .unwrap();
         }),
         (OpType::Gather, |g| {

@@ -153,16 +153,16 @@ fn a_second_replacement_that_no_round_asks_for_leaves_the_record_of_the_first() 
             .env("RCOMM_TIMEOUT_MS", "60000");
     };
     let mut job = replace_the_culprit("grow-and-hang", change);
-    let of_first = job
+    let first_path = job
         .ring_path(CULPRIT)
         .with_file_name(format!("{CULPRIT}.1.ring"));
-    let first = job.pid(CULPRIT);
+    let first_pid = job.pid(CULPRIT);
     let has_operations = || {
-        let ring = RingReader::attach(&of_first).ok()?;
+        let ring = RingReader::attach(&first_path).ok()?;
         (ring.records() > 0).then_some(())
     };
     wait_until("the first replacement to work", has_operations);
-    let pid = Pid::from_raw(first.try_into().unwrap()).unwrap();
+    let pid = Pid::from_raw(first_pid.try_into().unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     assert!(!job.wait(CULPRIT).status.success());
     // The newest round still has a place for this rank, to which the first replacement came.
@@ -175,11 +175,12 @@ fn a_second_replacement_that_no_round_asks_for_leaves_the_record_of_the_first() 
     let sentence = "its ranks wanted a world of 4 with the processes of ranks 0, 1, 3, to which another process came as \
                     rank 2 before this one, and nothing else within 3.0 s";
     assert!(ended.stderr.contains(sentence), "{}", ended.stderr);
-    let ring = RingReader::attach(&of_first).unwrap();
+    let ring = RingReader::attach(&first_path).unwrap();
     assert!(ring.records() > 0);
-    assert_eq!(ring.identity().pid, first);
-    let of_culprit = RingReader::attach(job.ring_path(CULPRIT)).unwrap();
-    assert!(of_culprit.records() > 0 && !of_culprit.is_closed());
+    assert_eq!(ring.identity().pid, first_pid);
+    // This is the ring of the process that was killed in attempt 0.
+    let of_attempt_0 = RingReader::attach(job.ring_path(CULPRIT)).unwrap();
+    assert!(of_attempt_0.records() > 0 && !of_attempt_0.is_closed());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rcomm_tests::world::{Carrier, on_threads};
 
 const SHAPE: [u64; 3] = [4, 3, 2];
 
-/// The tensor of `rank`, with two sparse dimensions, blocks of two values, and some coordinates listed twice.
+/// The tensor of `rank`, with two sparse dimensions, blocks of two values, and coordinates that may be listed twice.
 fn tensor(rank: u32, seed: u64) -> SparseTensor<f64> {
     let mut state = seed ^ u64::from(rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |limit: u64| {

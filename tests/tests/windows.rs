@@ -391,14 +391,14 @@ fn an_abort_ends_a_blocking_wait_for_a_signal() {
         let group = world.group().clone();
         let window = group.new_window(memory(&group, path, 1)).unwrap();
         group.barrier().unwrap();
-        let waiting = group.clone();
+        let same_group = group.clone();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let error = window.wait_signal(1 - group.rank()).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Aborted, "{error}");
                 assert!(error.to_string().contains("enough"), "{error}");
             });
-            waiting.abort("enough");
+            same_group.abort("enough");
         });
     });
 }

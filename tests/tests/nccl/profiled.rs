@@ -33,11 +33,11 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     });
     let (job, _) = fail(job, 0..RANKS);
     let dumps = rings(&job);
-    let of = |recorder| dumps.iter().filter(move |dump| dump.recorder == recorder);
-    assert_eq!(of(Recorder::Rcomm).count(), RANKS as usize);
-    assert_eq!(of(Recorder::NcclProfiler).count(), RANKS as usize);
+    let recorded_by = |recorder| dumps.iter().filter(move |dump| dump.recorder == recorder);
+    assert_eq!(recorded_by(Recorder::Rcomm).count(), RANKS as usize);
+    assert_eq!(recorded_by(Recorder::NcclProfiler).count(), RANKS as usize);
     let mut stopped = 0;
-    for dump in of(Recorder::NcclProfiler) {
+    for dump in recorded_by(Recorder::NcclProfiler) {
         let rank = dump.identity.rank.unwrap();
         let is_completed =
             |entry: &&rcomm_recorder::model::Entry| entry.state == EntryState::Completed;
@@ -57,9 +57,13 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     }
     assert!(stopped > 0, "no rank was the first to abort");
     // The program's rings and dumps have the same hash of the communicator, as its id.
-    let hash = of(Recorder::NcclProfiler).next().unwrap().communicators()[0].hash;
+    let hash = recorded_by(Recorder::NcclProfiler)
+        .next()
+        .unwrap()
+        .communicators()[0]
+        .hash;
     let written = job.dumps().into_iter().map(|(_, dump)| dump);
-    for dump in of(Recorder::Rcomm).cloned().chain(written) {
+    for dump in recorded_by(Recorder::Rcomm).cloned().chain(written) {
         let ids = dump.nccl_comm_state.iter().map(|(id, _)| id.clone());
         let ids: Vec<String> = ids.collect();
         assert_eq!(ids, [format!("{hash:#018x}")], "{:?}", dump.identity);
@@ -80,8 +84,8 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
         names.iter().all(|name| !name.starts_with("nccl-")),
         "{names:?}"
     );
-    let alone: Vec<Dump> = of(Recorder::Rcomm).cloned().collect();
-    let expected = analyze(&alone, &policy);
+    let own: Vec<Dump> = recorded_by(Recorder::Rcomm).cloned().collect();
+    let expected = analyze(&own, &policy);
     let named = |report: &rcomm_analyzer::Report| -> Vec<(Code, Vec<u32>)> {
         let findings = report.findings.iter();
         findings

@@ -283,6 +283,8 @@ fn every_limit_of_a_reader_is_on_the_page_or_is_none() {
     let gone = exempt
         .iter()
         .filter(|(file, name)| !found.contains(&((*file).to_owned(), (*name).to_owned())));
-    assert_eq!(gone.collect::<Vec<_>>(), Vec::<&(&str, &str)>::new());
-    assert!(listed.is_disjoint(&exempt));
+    let gone: Vec<_> = gone.collect();
+    assert!(gone.is_empty(), "exempt, but not in the sources: {gone:?}");
+    let both: Vec<_> = listed.intersection(&exempt).collect();
+    assert!(both.is_empty(), "on the page and exempt: {both:?}");
 }

@@ -36,8 +36,8 @@ pub struct Ended {
 }
 
 impl Job {
-    /// Starts `program` once for each rank, with the fault's name as its argument. `change` may add to a rank's
-    /// command.
+    /// Starts `program` once for each rank, with the fault's name as its argument, and returns without waiting for the
+    /// ranks. `change` may add to a rank's command.
     ///
     /// # Panics
     /// If a process cannot be started.
@@ -77,8 +77,8 @@ impl Job {
         job
     }
 
-    /// Starts a process that joins the job in place of a rank whose process has ended, or as a further rank of `ranks`.
-    /// `change` may add to its command.
+    /// Starts a process that joins the job in place of a rank whose process has ended, or as a further rank. `ranks` is
+    /// the size of the world with it. `change` may add to its command.
     ///
     /// # Panics
     /// If the process cannot be started.
@@ -141,13 +141,13 @@ impl Job {
         Ended { status, stderr }
     }
 
-    /// The ring file of a rank.
+    /// The ring file of a rank in attempt 0.
     pub fn ring_path(&self, rank: u32) -> PathBuf {
         let rings = self.folder.path().join("rings").join(&self.name);
         rings.join(format!("{rank}.0.ring"))
     }
 
-    /// The ring of a rank, read from outside.
+    /// The ring of a rank in attempt 0, read from outside.
     ///
     /// # Panics
     /// If the ring file is missing or cannot be read.
@@ -159,7 +159,7 @@ impl Job {
     /// Every dump file that was written, with its path.
     ///
     /// # Panics
-    /// If a dump file cannot be read.
+    /// If a dump file cannot be read, or has problems.
     pub fn dumps(&self) -> Vec<(PathBuf, Dump)> {
         let mut dumps = Vec::new();
         for run in list(&self.folder.path().join("dumps")) {
@@ -180,6 +180,9 @@ impl Job {
     }
 
     /// The records for an analysis of the job: the dumps, and the ring of the culprit if it left no dump.
+    ///
+    /// # Panics
+    /// As [`dumps`](Self::dumps), and if the culprit has left neither a dump nor a ring.
     pub fn records(&self) -> Vec<Dump> {
         let mut records: Vec<Dump> = self.dumps().into_iter().map(|(_, dump)| dump).collect();
         if !records
@@ -192,7 +195,8 @@ impl Job {
     }
 }
 
-/// Runs `program` once for each rank, as a job named `name`, and returns what each rank printed.
+/// Runs `program` once for each rank, as a job named `name`, waits for their ends, and returns what
+/// each rank wrote to its standard output.
 ///
 /// # Panics
 /// If a rank fails, or does not end in time.

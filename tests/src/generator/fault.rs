@@ -290,7 +290,7 @@ fn try_at(
             let before = program.acts[..at]
                 .iter()
                 .filter(|act| single(act).as_ref() == Some(&call));
-            let root_known = before.filter(|act| act.group() == group).count() > 0;
+            let is_root_known = before.filter(|act| act.group() == group).count() > 0;
             program.acts[at] = Act::Collective {
                 group,
                 calls: vec![wrong],
@@ -298,9 +298,9 @@ fn try_at(
             let records_roots = recorder == Recorder::Rcomm;
             let is_whole = spec.recording.window == super::Window::Whole;
             fault(if records_roots {
-                shows_culprit || root_known
+                shows_culprit || is_root_known
             } else {
-                root_known && is_whole
+                is_root_known && is_whole
             })
         }
         Kind::Splits | Kind::Sum => {

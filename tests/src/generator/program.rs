@@ -7,7 +7,9 @@ use rcomm_recorder::model::{OpType, ReduceOp};
 pub(super) struct Call {
     pub(super) op: OpType,
     pub(super) name: &'static str,
+    /// The shape of the input; empty if there is none.
     pub(super) input: Vec<u64>,
+    /// The shape of the output; empty if there is none.
     pub(super) output: Vec<u64>,
     pub(super) dtype: &'static str,
     pub(super) root: Option<u32>,

@@ -233,6 +233,7 @@ impl Job {
         job
     }
 
+    /// Draws a fault that a job on this backend can have.
     pub(super) fn fault(random: &mut Random, backend: Backend, world: u32) -> Fault {
         let wrong = match backend {
             Backend::Cpu => *random.pick(Wrong::OF_LIFE),

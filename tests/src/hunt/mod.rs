@@ -1,8 +1,9 @@
 //! A hunt for false verdicts: jobs whose truth is known before they are judged.
 //!
-//! A seed gives a job: its ranks, groups, program, backend, recorder and clocks, at most two faults, and the moment at
-//! which its records are taken. The job is run against a clock with the semantics of its backend, up to the time-outs
-//! and ends of the other processes. Its records are then judged, and the report is compared with what happened.
+//! A seed gives a job: its ranks, groups, program, backend, recorder and clocks, its faults (at most two, except in
+//! [`Class::Odds`]), and the moment at which its records are taken. The job is run against a clock with the semantics of
+//! its backend, up to the time-outs and ends of the other processes. Its records are then judged, and the report is
+//! compared with what happened.
 //!
 //! `generator` makes records of jobs that stand still after a fault, in the manner of every recorder; here jobs have a
 //! life: what is seen depends on when one looks.
@@ -227,7 +228,7 @@ impl Case {
         (report, grade, why)
     }
 
-    /// Writes the records to a folder, as `rcomm-fr analyze` reads them.
+    /// Writes the records, the logs and the launchers' records to a folder, as `rcomm-fr analyze` reads them.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -250,10 +251,9 @@ impl Case {
                 .and_then(|file| file.written_ns);
             if let Some(written) = written {
                 let at = UNIX_EPOCH + Duration::from_nanos(written as u64);
-                std::fs::File::options()
-                    .append(true)
-                    .open(&path)?
-                    .set_modified(at)?;
+                let file = std::fs::File::options().append(true).open(&path);
+                file.and_then(|file| file.set_modified(at))
+                    .with_context(|| path.display().to_string())?;
             }
         }
         for (name, text) in &self.logs {
@@ -262,7 +262,8 @@ impl Case {
         }
         for launch in &self.policy.launches {
             let path = folder.join(format!("launch.{}.json", launch.node));
-            std::fs::write(&path, serde_json::to_vec_pretty(launch)?)?;
+            let bytes = serde_json::to_vec_pretty(launch)?;
+            std::fs::write(&path, bytes).with_context(|| path.display().to_string())?;
         }
         Ok(())
     }

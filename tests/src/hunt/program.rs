@@ -75,6 +75,8 @@ pub(super) fn programs(job: &Job, random: &mut Random) -> (Vec<Vec<Act>>, Vec<Fa
     (programs, faults)
 }
 
+/// The program of a rank. `base` is the unit of its work, ns; `pauses` are the longest times to load data in each step,
+/// ns.
 fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) -> Vec<Act> {
     let (_, stage, _) = job.place(rank);
     let pace = if job.is_uneven {
@@ -125,7 +127,7 @@ fn write(job: &Job, rank: Rank, base: i64, pauses: &[i64], random: &mut Random) 
     acts.push(call(world, OpType::Broadcast, 4096, 10, true));
     for step in 0..job.steps {
         acts.push(Act::Step(step));
-        // One rank of the job reads slowly in such a step, and the others wait for it.
+        // In each step one rank loads data for the whole pause, and the others for at most 5 ms.
         let slow = u64::from(step) * 7919 % u64::from(job.world());
         let pause = pauses[step as usize];
         acts.push(Act::Load(if u64::from(rank) == slow {

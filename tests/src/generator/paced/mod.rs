@@ -57,7 +57,7 @@ pub struct PacedSpec {
     /// Steps of the training program.
     pub steps: u32,
     /// The interval in which the watchdog polls, in µs.
-    pub grain_us: u64,
+    pub poll_interval_us: u64,
     /// Whether durations are recorded.
     pub timing: bool,
     /// Whether the host waits for its device at the end of each step; otherwise it waits one step later.
@@ -87,7 +87,7 @@ pub struct PacedJob {
 
 impl PacedSpec {
     /// The parameters of a random healthy job.
-    pub fn random(seed: u64, layout: Layout, grain_us: u64) -> Self {
+    pub fn random(seed: u64, layout: Layout, poll_interval_us: u64) -> Self {
         let mut random = Random::new(seed ^ 0x00ac_ed00);
         let (tp, pp, dp) = match layout {
             Layout::Replicas => (1, 1, *random.pick(&[2, 3, 4, 8, 16])),
@@ -104,7 +104,7 @@ impl PacedSpec {
             pp,
             dp,
             steps: random.between(20, 40) as u32,
-            grain_us,
+            poll_interval_us,
             timing: random.chance(0.5),
             waits: random.chance(0.7),
             clock_spread_us: *random.pick(&[0, 2_000, 5_000_000]),

@@ -87,9 +87,9 @@ struct Writer<'a> {
 impl<'a> Writer<'a> {
     fn new(spec: &'a PacedSpec, groups: &[Group], rank: Rank, clock: Clock) -> Self {
         let mut random = Random::new(spec.seed ^ 0xd06 ^ u64::from(rank) << 40);
-        let grain_ns = spec.grain_us as i64 * 1000;
+        let interval_ns = spec.poll_interval_us as i64 * 1000;
         // Polling itself takes time, so that the ranks' polls drift relative to each other.
-        let period_ns = grain_ns + random.between(0, grain_ns as u64 / 100) as i64;
+        let period_ns = interval_ns + random.between(0, interval_ns as u64 / 100) as i64;
         let mut writer = Self {
             spec,
             dump: Dump {
@@ -103,7 +103,7 @@ impl<'a> Writer<'a> {
             },
             clock,
             watchdog: Watchdog {
-                first_ns: -(random.between(0, grain_ns as u64) as i64),
+                first_ns: -(random.between(0, interval_ns as u64) as i64),
                 period_ns,
             },
             local: HashMap::new(),

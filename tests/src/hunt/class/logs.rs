@@ -14,6 +14,7 @@ use rcomm_recorder::model::{OpType, Rank};
 struct Line {
     /// When it is written, ns since the start of the job.
     at: i64,
+    /// The host of the process that writes it.
     host: u32,
     /// The rank whose process writes it; `None` for the launcher's.
     rank: Option<Rank>,
@@ -210,7 +211,7 @@ impl RankLines<'_> {
             let is_pending = operation.ended.is_none_or(|ended| ended > due);
             (is_pending && due <= until).then_some(due)
         };
-        let mut own = false;
+        let mut has_timed_out = false;
         for group in 0..job.groups.len() {
             let of_group = life.operations.iter();
             let mut of_group = of_group.filter(|operation| operation.call.group == group);
@@ -218,10 +219,13 @@ impl RankLines<'_> {
             let Some((operation, due)) = late else {
                 continue;
             };
-            own |= life.dumped.is_none_or(|dumped| due <= dumped);
+            has_timed_out |= life.dumped.is_none_or(|dumped| due <= dumped);
             self.timed_out(group, operation, due);
         }
-        if let Some(dumped) = life.dumped.filter(|&dumped| dumped <= until && !own) {
+        if let Some(dumped) = life
+            .dumped
+            .filter(|&dumped| dumped <= until && !has_timed_out)
+        {
             let (enqueued, completed) = self.progress(0, dumped);
             let text = format!(
                 "[PG ID 0 PG GUID 0(default_pg) Rank {}] Received a dump signal due to a collective timeout from  rank \
@@ -237,8 +241,8 @@ impl RankLines<'_> {
     fn timed_out(&mut self, group: usize, operation: &Operation, due: i64) {
         let job = self.job;
         let info = &job.groups[group];
-        let own = info.ranks.iter().position(|&rank| rank == self.rank);
-        let own = own.unwrap_or(0);
+        let member = info.ranks.iter().position(|&rank| rank == self.rank);
+        let member = member.unwrap_or(0);
         let mut groups = (0..=group).filter(|&other| job.groups[other].ranks.contains(&self.rank));
         let id = groups.by_ref().count() - 1;
         let call = &operation.call;
@@ -247,15 +251,15 @@ impl RankLines<'_> {
         let timeout = job.timeout_ns / MS;
         let number = operation.number;
         let text = format!(
-            "[Rank {own}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType={name}, \
+            "[Rank {member}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType={name}, \
              NumelIn={input}, NumelOut={output}, Timeout(ms)={timeout}) ran for {} milliseconds before timing out.",
             timeout + 33
         );
         self.logged(due, 'E', "ProcessGroupNCCL.cpp:632", &text);
         let (enqueued, completed) = self.progress(group, due);
         let text = format!(
-            "[PG ID {id} PG GUID {}({}) Rank {own}] failure detected by watchdog at work sequence id: {number} PG status: \
-             last enqueued work: {enqueued}, last completed work: {completed}",
+            "[PG ID {id} PG GUID {}({}) Rank {member}] failure detected by watchdog at work sequence id: {number} PG \
+             status: last enqueued work: {enqueued}, last completed work: {completed}",
             info.name, info.purpose
         );
         self.logged(due + MS, 'E', "ProcessGroupNCCL.cpp:2268", &text);

@@ -106,7 +106,7 @@ impl Class {
         job
     }
 
-    /// Gives the job one fault, with this probability; else it may be ended from outside.
+    /// Gives the job one fault, with this probability; else its launcher is asked to end it.
     fn draw_faults(self, job: &mut Job, random: &mut Random, probability: f64) {
         (job.faults, job.cancelled_at) = (Vec::new(), None);
         if random.chance(probability) {

@@ -114,8 +114,8 @@ impl Run<'_> {
         self.at(then, Event::Exit(rank));
     }
 
-    /// The process of a rank ends, with this exit code or by this signal. Its peers lose their operations with it, and
-    /// the launcher ends the job, unless the code is 0.
+    /// The process of a rank ends, with this exit code or by this signal. Unless the code is 0, its peers lose their
+    /// operations with it, if the backend is not NCCL, and the launcher, if there is one, ends the job.
     pub(super) fn ends(&mut self, rank: Rank, at: i64, code: Option<i32>, signal: Option<i32>) {
         if self.is_gone(rank) {
             return;

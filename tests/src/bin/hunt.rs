@@ -95,9 +95,9 @@ fn main() -> Result<ExitCode> {
     let totals = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
     let kinds: std::collections::BTreeSet<&String> = totals.keys().map(|(kind, _)| kind).collect();
     let count = |kind: Option<&String>, grade| {
-        let counts = totals
-            .iter()
-            .filter(|((of, is), _)| kind.is_none_or(|kind| of == kind) && *is == grade);
+        let counts = totals.iter().filter(|((its_kind, its_grade), _)| {
+            kind.is_none_or(|kind| its_kind == kind) && *its_grade == grade
+        });
         counts.map(|(_, count)| count).sum::<u64>()
     };
     println!(

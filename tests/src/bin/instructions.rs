@@ -192,8 +192,8 @@ fn check(file: &Path, tolerance: f64) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let (stored_compiler, stored) = parse(&text)?;
     let compiler = compiler()?;
-    let comparable = compiler == stored_compiler;
-    if !comparable {
+    let is_comparable = compiler == stored_compiler;
+    if !is_comparable {
         println!(
             "the stored counts are of {stored_compiler}, not of {compiler}: nothing is compared"
         );
@@ -209,11 +209,11 @@ fn check(file: &Path, tolerance: f64) -> anyhow::Result<ExitCode> {
             bail!("{} has no count of {}", file.display(), path.name);
         };
         let ratio = counted as f64 / before as f64;
-        let is_longer = comparable && ratio > 1.0 + tolerance / 100.0;
+        let is_longer = is_comparable && ratio > 1.0 + tolerance / 100.0;
         longer += usize::from(is_longer);
         let remark = match is_longer {
             true => "  LONGER",
-            false if comparable && ratio < 1.0 - tolerance / 100.0 => "  shorter: store it",
+            false if is_comparable && ratio < 1.0 - tolerance / 100.0 => "  shorter: store it",
             false => "",
         };
         println!(

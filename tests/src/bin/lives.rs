@@ -151,6 +151,7 @@ struct Tally {
 }
 
 impl Tally {
+    /// Prints the answers of a job, and counts them.
     fn add(&mut self, row: &Row, transport: Transport, cells: Vec<Cell>) {
         self.jobs += 1;
         let index = ROWS.iter().position(|known| known.name == row.name);

@@ -90,8 +90,9 @@ impl MemoryGroup {
         })?;
         let group = Self(group);
         for (name, limit) in limits {
-            std::fs::write(group.0.join(name), limit)
-                .map_err(|error| format!("{name} of a control group cannot be set: {error}"))?;
+            let file = group.0.join(name);
+            std::fs::write(&file, limit)
+                .map_err(|error| format!("{} cannot be set to {limit}: {error}", file.display()))?;
         }
         Ok(group)
     }
@@ -147,7 +148,8 @@ impl Job {
     /// Starts the job of a row. `program` is a program that calls [`super::part_of_a_job`].
     pub(super) fn start(program: &Path, row: &Row, transport: Transport) -> Result<Self> {
         let folder = tempfile::tempdir().context("no temporary directory")?;
-        let log = std::fs::File::create(folder.path().join("log"))?;
+        let log = folder.path().join("log");
+        let log = std::fs::File::create(&log).with_context(|| log.display().to_string())?;
         let group = match row.act {
             CulpritAct::Exhaust => Some(MemoryGroup::make().map_err(anyhow::Error::msg)?),
             _ => None,
@@ -250,7 +252,7 @@ impl Job {
             }
         }
         if let Some(verdict) = intervention.waits_for() {
-            wait_until("the verdict stuck or slow", || {
+            wait_until(&format!("the verdict {verdict:?}"), || {
                 let answers = view.answers();
                 let found = |(_, answer): &(_, super::Answer)| answer.verdict == verdict;
                 answers.iter().any(found).then_some(())

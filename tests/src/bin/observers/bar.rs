@@ -2,7 +2,7 @@
 
 use crate::median;
 
-/// How much longer a large message, or a step of training, may take with an observer than without.
+/// How much longer a large message, or a step of training, may take with an observer than without, as a share.
 const LARGE: f64 = 0.01;
 /// How much longer a small message may take, in ns.
 const SMALL_NS: f64 = 100.0;
@@ -27,15 +27,15 @@ pub(crate) enum Side {
 
 /// Compares rounds with an observer to the same rounds without. The side is known if the interval that holds the median
 /// cost in about 19 of 20 cases lies on it as a whole.
-pub(crate) fn side(bar: Bar, with: &[f64], without: &[f64]) -> Side {
+pub(crate) fn side(bar: Bar, observed: &[f64], unobserved: &[f64]) -> Side {
     let limit = match bar {
         Bar::Share => LARGE,
-        Bar::Nanoseconds(ranks) => SMALL_NS * f64::from(ranks) / median(without.to_vec()),
+        Bar::Nanoseconds(ranks) => SMALL_NS * f64::from(ranks) / median(unobserved.to_vec()),
     };
-    let costs = with
+    let costs = observed
         .iter()
-        .zip(without)
-        .map(|(with, without)| with / without - 1.0);
+        .zip(unobserved)
+        .map(|(observed, unobserved)| observed / unobserved - 1.0);
     match interval(costs.collect()) {
         Some((_, highest)) if highest <= limit => Side::Within,
         Some((lowest, _)) if lowest > limit => Side::Above,
@@ -79,13 +79,13 @@ mod tests {
             (95.0, 100.0, Side::Unknown, Side::Above),
             (0.0, 300.0, Side::Unknown, Side::Unknown),
         ] {
-            let with = rounds(cost, spread);
+            let observed = rounds(cost, spread);
             assert_eq!(
-                side(Bar::Nanoseconds(1), &with, &base),
+                side(Bar::Nanoseconds(1), &observed, &base),
                 small,
                 "{cost} {spread}"
             );
-            assert_eq!(side(Bar::Share, &with, &base), large, "{cost} {spread}");
+            assert_eq!(side(Bar::Share, &observed, &base), large, "{cost} {spread}");
         }
         let few = [1000.0; 5];
         assert_eq!(side(Bar::Share, &few, &few), Side::Unknown);

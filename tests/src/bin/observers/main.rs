@@ -8,8 +8,8 @@
 //!
 //! The ranks are the same processes all the time. A round measures every row under every observer, in an order that
 //! changes from round to round. It measures twice without an observer: these two differ by the noise of the machine,
-//! and an effect that is not larger than their difference proves nothing. The table has, for each observer, the median
-//! over the rounds of the ratio to the mean of these two.
+//! and an effect that is not larger than their difference proves nothing. The tables have, for each observer, the
+//! median over the rounds of the increase over the mean of these two.
 //!
 //! The last table compares the costs with what an observer may cost: a hundredth of the time of a large message or of a
 //! step, 100 ns of that of a small one. Where the times of the rounds differ too much to decide, the processor time of
@@ -137,17 +137,17 @@ fn print_sides(ranks: u32, rows: &[&Row], kinds: &[Kind], all: &[Rounds]) {
                 let values = |kind: usize, number: fn(&Measured) -> f64| -> Vec<f64> {
                     all[kind][at].iter().map(number).collect()
                 };
-                let judged = |number: fn(&Measured) -> f64, ranks| {
+                let judge = |number: fn(&Measured) -> f64, ranks| {
                     let bar = match row.is_large() {
                         true => Bar::Share,
                         false => Bar::Nanoseconds(ranks),
                     };
                     side(bar, &values(kind, number), &values(0, number))
                 };
-                let by_time = judged(|measured| measured.ns, 1);
+                let by_time = judge(|measured| measured.ns, 1);
                 let (side, by) = match by_time {
                     Side::Unknown => (
-                        judged(|measured| measured.processor_ns, ranks),
+                        judge(|measured| measured.processor_ns, ranks),
                         "processor time",
                     ),
                     decided => (decided, "time"),

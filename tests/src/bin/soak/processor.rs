@@ -141,7 +141,7 @@ mod tests {
         if before.0.is_empty() {
             return;
         }
-        // The sum over all threads is at least that of the thread that waited longest.
+        // Some thread of this process soon has another turn.
         let until = Instant::now() + Duration::from_secs(60);
         while before.since() == Turns::default() {
             assert!(Instant::now() < until, "no thread ever ran");

@@ -191,14 +191,14 @@ fn main() -> Result<()> {
     println!("ms: median (min, max) of {} jobs", arguments.rounds);
     println!("{:<8}{:>6}{:>30}{:>30}", "", "ranks", "init", "new_group");
     for &ranks in &arguments.ranks {
-        let mut of_libraries = [
+        let mut results = [
             ("rcomm", Vec::new(), Vec::new()),
             ("torch", Vec::new(), Vec::new()),
         ];
         for _ in 0..arguments.rounds {
             let (init, mut groups) = run_job(ranks, ours)?;
-            of_libraries[0].1.push(init);
-            of_libraries[0].2.push(median(&mut groups));
+            results[0].1.push(init);
+            results[0].2.push(median(&mut groups));
             if let Some(python) = &python {
                 let theirs = || {
                     let mut command = Command::new(python);
@@ -208,11 +208,11 @@ fn main() -> Result<()> {
                     command
                 };
                 let (init, mut groups) = run_job(ranks, theirs)?;
-                of_libraries[1].1.push(init);
-                of_libraries[1].2.push(median(&mut groups));
+                results[1].1.push(init);
+                results[1].2.push(median(&mut groups));
             }
         }
-        for (name, mut init, mut groups) in of_libraries {
+        for (name, mut init, mut groups) in results {
             if init.is_empty() {
                 continue;
             }

@@ -114,7 +114,8 @@ fn main() -> Result<()> {
     );
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     println!(
-        "{} ranks; p50 in us, then its ratio to the first peer's: median (min, max) of the steady rounds",
+        "{} ranks; p50 in us, then the first peer's p99 or the ratio to the first peer's p50: median (min, max) of the \
+         steady rounds",
         arguments.ranks
     );
     for operation in &arguments.operations {

@@ -8,8 +8,8 @@
 //! A kernel that is stopped by an abort or a revoke still posts its steps to its peers. Their kernels then end as if
 //! they were done, with wrong data, even kernels that are launched later. This was seen on an H100 with NCCL 2.30.7: of
 //! four ranks on one device, one never came, and an operation succeeded on a rank a moment after the rank before it in
-//! the ring had aborted. Here the kernels of all peers end so. Kernels that hang because `RCOMM_SIM` asks for it wait
-//! for no peer, and are not ended.
+//! the ring had aborted. Here the kernels of all peers in a collective end so. Kernels that hang because `RCOMM_SIM`
+//! asks for it wait for no peer, and are not ended.
 
 use crate::number::{self, Reduction};
 use crate::stream::lock;
@@ -363,9 +363,9 @@ impl Communicator {
         }
     }
 
-    /// Sends each rank its new rank, and the size and key of its new communicator: ranks of one color are ordered by
-    /// key, then by rank. In a shrink all colors and keys are 0, so that the remaining ranks keep their order. A rank
-    /// of a negative color gets an empty answer.
+    /// Sends each rank its new rank, and the size and key of its new communicator. The ranks of one color are ordered
+    /// by the key that they passed to the split, then by rank. In a shrink all these colors and keys are 0, so that the
+    /// remaining ranks keep their order. A rank of a negative color gets an empty answer.
     fn derive(&self, all: &Contributions, last_key: &mut u64) {
         let mut colors: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
         for (&rank, (request, _)) in all {
@@ -389,7 +389,8 @@ impl Communicator {
         }
     }
 
-    /// Ends the kernels of the peers of a rank that has stopped its own.
+    /// Ends the collectives of the peers of a rank that has stopped its kernels, and makes the messages wrong that it
+    /// has sent and no rank has received. Messages that a peer waits for stay missing.
     fn stop(&mut self, rank: usize) {
         if !self.members.contains_key(&rank) {
             return;

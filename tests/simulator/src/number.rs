@@ -61,16 +61,16 @@ macro_rules! integers {
 integers!(i8 u8 i32 u32 i64 u64);
 
 macro_rules! floats {
-    ($($type:ty, $wide:ty, $read:expr, $bits:expr, $to:expr, $from:expr;)+) => { $(
+    ($($type:ty, $wide:ty, $from_bytes:expr, $to_bytes:expr, $widen:expr, $narrow:expr;)+) => { $(
         impl Number for $type {
             type Wide = $wide;
             const BYTES: usize = size_of::<$type>();
 
             fn read(bytes: &[u8]) -> $wide {
-                $to($read(bytes.try_into().expect("one element")))
+                $widen($from_bytes(bytes.try_into().expect("one element")))
             }
             fn write(value: $wide, bytes: &mut [u8]) {
-                bytes.copy_from_slice(&$bits($from(value)));
+                bytes.copy_from_slice(&$to_bytes($narrow(value)));
             }
             fn combine(a: $wide, b: $wide, op: i32) -> $wide {
                 match op {
@@ -109,8 +109,9 @@ pub(crate) fn size_of_type(data_type: i32) -> Option<usize> {
     })
 }
 
-/// Bytes of one element of an `ncclDataType_t`, and NCCL's name of the type (`ncclDatatypeToString`, collectives.cc).
-pub(crate) fn name_of_type(data_type: i32) -> (usize, &'static CStr) {
+/// Bytes of one element of an `ncclDataType_t`, 1 for an unknown one, and NCCL's name of the type
+/// (`ncclDatatypeToString`, collectives.cc).
+pub(crate) fn size_and_name_of_type(data_type: i32) -> (usize, &'static CStr) {
     let name = match data_type {
         0 => c"ncclInt8",
         1 => c"ncclUint8",

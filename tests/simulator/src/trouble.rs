@@ -3,7 +3,7 @@
 //! | key | effect |
 //! |---|---|
 //! | `version=22105` | the result of `ncclGetVersion` |
-//! | `comm_hash=77` | `commHash`: of a communicator that was joined, and one more with each split or shrink from there |
+//! | `comm_hash=77` | `commHash` of a communicator without a parent; a split or shrink has its parent's plus 1 |
 //! | `hang_after=3` | the fourth operation that this process enqueues, and all later ones, never end |
 //! | `async_error_after=3` | the fourth operation, and all later ones, fail their communicator with `ncclRemoteError` |
 //! | `launch_error_after=3` | the fourth operation, and all later ones, are refused by the driver |

@@ -1,4 +1,4 @@
-//! The readers of files and texts that the user gives.
+//! The readers of files and texts that the user gives, and of the answers of another `rcomm-web`.
 
 #[path = "../../../../recorder/tests/indices/mod.rs"]
 mod indices;

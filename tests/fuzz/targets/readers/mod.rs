@@ -59,8 +59,8 @@ pub(crate) fn read_inspector(bytes: &[u8]) {
     let records = reader.add(bytes).expect("bytes in memory are read");
     let trends = reader.finish();
     assert_eq!(trends.records, records);
-    let of_ranks: u64 = trends.trends.iter().map(|trend| trend.records).sum();
-    assert_eq!(of_ranks + trends.left_out_records, records);
+    let in_trends: u64 = trends.trends.iter().map(|trend| trend.records).sum();
+    assert_eq!(in_trends + trends.left_out_records, records);
 }
 
 /// Sends bytes, calls `end` to end the sending, and reads what comes back for a short time.

@@ -7,6 +7,7 @@ use crate::trouble;
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+/// The number of devices.
 pub(crate) const DEVICES: c_int = 8;
 
 thread_local! {
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
 pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
     crate::calls::note();
     let device = c_int::try_from(context.addr()).unwrap_or(0);
-    // This replaces the top of the stack, as documented; a context is pushed onto an empty stack.
+    // This replaces the top of the stack, as documented; null removes it, and a context is pushed onto an empty stack.
     CONTEXTS.with_borrow_mut(|contexts| {
         contexts.pop();
         if device != 0 {

@@ -57,7 +57,7 @@ impl Shared {
         self.mapping.address()
     }
 
-    /// The file's number in this process, and its length.
+    /// The file's descriptor in this process, and its length.
     pub(crate) fn file(&self) -> (c_int, u64) {
         (self.file.as_raw_fd(), self.mapping.size as u64)
     }
@@ -164,7 +164,8 @@ pub(crate) fn free(at: u64) -> bool {
     true
 }
 
-/// The file behind these bytes, and their offset in it; `None` if they are not from [`allocate_shared`].
+/// The file behind these bytes ([`Shared::file`]), and their offset in it; `None` if they are not from
+/// [`allocate_shared`].
 pub(crate) fn file_of(at: u64, size: u64) -> Option<((c_int, u64), u64)> {
     let memory = lock(&MEMORY);
     let (start, held) = memory.range(..=at).next_back()?;
@@ -174,7 +175,7 @@ pub(crate) fn file_of(at: u64, size: u64) -> Option<((c_int, u64), u64)> {
     (at + size <= start + held.size as u64).then(|| (shared.file(), at - start))
 }
 
-/// The device of an address; `None` unless all these bytes are in one allocation of its memory.
+/// The device of an address, counted from 0; `None` unless all these bytes are in one allocation of its memory.
 pub(crate) fn device_of(at: u64, size: u64) -> Option<c_int> {
     let memory = lock(&MEMORY);
     let (start, held) = memory.range(..=at).next_back()?;
@@ -255,7 +256,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
         return OUT_OF_MEMORY;
     }
     lock(&PINNED).insert(at.expose_provenance(), layout);
-    // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
+    // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
     unsafe { put(out, at.cast()) }
 }
 
@@ -336,7 +337,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
 ) -> c_int {
     crate::calls::note();
     // "The function will return once the pageable buffer has been copied to the staging memory" ("API
-    // synchronization behavior" in the driver's manual); all host memory is treated as pageable here.
+    // synchronization behavior" in the driver's manual); pinned memory is copied at once as well.
     // SAFETY: the caller's `from` is not null and holds `size` bytes that stay as they are during this
     // call, which copies them.
     let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) }.to_vec();
@@ -365,7 +366,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
         // keeps `size` bytes of the host at `to` for this copy alone until it is done. They may overlap.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
     }));
-    // "The function will return only once the copy has completed", of pageable memory, as above.
+    // "The function will return only once the copy has completed" (the same section): so for pageable memory only.
     if stream.capture().is_none() && !is_pinned(to, size) {
         stream.synchronize();
     }
@@ -458,7 +459,8 @@ pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_v
     crate::calls::note();
     let at = at.addr() as u64;
     match file_of(at, 1) {
-        // SAFETY: `out` is null, which `put` refuses, or the caller lets an address be written there.
+        // The handle is the address at which the allocation begins.
+        // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
         Some((_, offset)) => unsafe { put(out, at - offset) },
         None => INVALID_VALUE,
     }

@@ -38,7 +38,7 @@ pub(super) fn dismiss(handle: *mut c_void) -> Option<Arc<Comm>> {
     COMMS.remove(handle)
 }
 
-/// The kind of call that waits for an answer.
+/// What waits for an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitsFor {
     /// A kernel, which ends when the communicator is stopped.
@@ -57,7 +57,7 @@ impl Drop for Job {
     }
 }
 
-/// An operation that a graph holds; the communicator counts it until this value is dropped.
+/// A kernel that a graph holds; the communicator counts it until this value is dropped.
 pub(super) struct Captured(Arc<Comm>);
 
 impl Captured {
@@ -81,9 +81,11 @@ struct Replies {
 
 /// One rank's end of a communicator.
 pub(super) struct Comm {
+    /// The name of the hub's socket.
     pub(super) hub: Vec<u8>,
     pub(super) rank: c_int,
     pub(super) size: c_int,
+    /// The rank's device, counted from 0.
     pub(super) device: c_int,
     /// Whether calls on it block, from its configuration ("blocking", nccl.h). Communicators split off it inherit this.
     pub(super) is_blocking: bool,
@@ -101,17 +103,19 @@ pub(super) struct Comm {
     network: AtomicI32,
     /// Number of ranks once all have joined; 0 before.
     pub(super) joined: AtomicI32,
-    /// Operations that graphs hold (`localPersistentRefs`).
+    /// Number of kernels that graphs hold (`localPersistentRefs`).
     captured: AtomicUsize,
     /// Whether the communicator was stopped: its work on the device ends, and no new work begins.
     pub(super) stopped: AtomicBool,
     /// Whether it was revoked: only management calls are accepted.
     pub(super) revoked: AtomicBool,
+    /// Whether it was aborted or destroyed: its connection to the hub is closed.
     pub(super) aborted: AtomicBool,
     /// Whether `ncclCommFinalize` or `ncclCommRevoke` was called (`finalizeCalled`).
     pub(super) finalizing: AtomicBool,
     /// Whether it was finalized: the other ranks may leave without an error.
     pub(super) finalized: AtomicBool,
+    /// Number of collectives that this rank's kernels have begun.
     pub(super) collectives: AtomicU64,
     /// Number of splits, shrinks and exchanges, which all ranks make together on the host.
     pub(super) derivations: AtomicU64,
@@ -121,6 +125,7 @@ pub(super) struct Comm {
     jobs: AtomicUsize,
     /// Counters of signals, from the first one-sided operation on.
     pub(super) signals: Mutex<Option<Arc<Signals>>>,
+    /// Number of ids of requests that were given out.
     ids: AtomicU64,
     /// Number of kernels and one-sided operations that the device has not ended.
     pub(super) pending: AtomicUsize,

@@ -1,6 +1,6 @@
 //! The collectives as `nccl.h` exports them: without a configuration and, since NCCL 2.32, with one. Contracts are
 //! those of `nccl.h` 2.32.3. Of a configuration, the tag for profiler plug-ins and the selection of algorithms are
-//! used here.
+//! checked and kept for tests; the other fields must not be set.
 
 use super::operation::{
     all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter,
@@ -54,7 +54,8 @@ const ALGORITHMS: [&str; 7] = [
     "NVLSTREE",
     "PAT",
 ];
-/// TREE and RING: what an all-reduce of two or more ranks can use without NVLink SHARP and a switch that reduces.
+/// TREE and RING: what an all-reduce of two or more ranks can use without switches that reduce, those of NVLink (NVLS)
+/// or of the network (COLLNET).
 const AVAILABLE: u64 = 0b11;
 
 /// The algorithms that a selection names, one bit each; `None` if it is not valid (`ncclAlgParse`,

@@ -91,7 +91,8 @@ pub unsafe extern "C" fn ncclCommShrink(
     unsafe { derive(&parent, request, payload.collect(), out, config) }
 }
 
-/// Makes a communicator as `request` asks and writes its handle to `out`; null for a rank that gets none.
+/// Makes a communicator as `request` asks and writes its handle to `out`; null for a rank that gets none. Returns the
+/// status of the call.
 ///
 /// # Safety
 ///
@@ -160,7 +161,7 @@ unsafe fn derive(
     })
 }
 
-/// Rank, size and key of the new communicator; `None` for a rank that gets none.
+/// Asks the hub for the rank, size and key of the new communicator; `None` for a rank that gets none.
 fn ask(
     parent: &Comm,
     mut request: Request,

@@ -71,8 +71,7 @@ fn write(at: usize, bytes: &[u8]) {
     }
 }
 
-/// Runs a kernel and reports it to the profiler. All items are issued before one is waited for, as within
-/// `ncclGroupStart/End`.
+/// Runs a kernel and reports it to the profiler.
 fn run(comm: &Comm, items: &[Item], tasks: &[Event], outcome: Outcome) {
     let kernels = match comm.profiled() {
         Some(profiled) if !comm.stopped.load(Ordering::Acquire) => profiled.device_starts(tasks),
@@ -83,7 +82,8 @@ fn run(comm: &Comm, items: &[Item], tasks: &[Event], outcome: Outcome) {
     }
 }
 
-/// Runs the items of a kernel; returns whether all of them completed.
+/// Runs the items of a kernel; returns whether all of them completed. All items are issued before one is waited for, as
+/// within `ncclGroupStart/End`.
 fn carry_out(comm: &Comm, items: &[Item], outcome: Outcome) -> bool {
     match outcome {
         Outcome::Hangs => {
@@ -142,7 +142,7 @@ pub(super) struct Launch {
 struct Group {
     depth: usize,
     launches: Vec<Launch>,
-    /// Calls other than operations that run when the group ends: joining and freeing a communicator.
+    /// Calls other than operations that run when the group ends, such as joining and freeing a communicator.
     jobs: Vec<Box<dyn FnOnce() -> c_int + Send>>,
     /// Status of the first call in it that was refused; `SUCCESS` if none was.
     error: c_int,

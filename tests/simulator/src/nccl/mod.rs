@@ -1,5 +1,6 @@
 //! The symbols of `libnccl.so.2`. Contracts are those of `nccl.h` 2.30.7; what the header leaves open
-//! follows NCCL's sources and its user guide. Lines are those of the files below `src` at tag v2.30.7-1.
+//! follows NCCL's sources and its user guide. Lines are those of the files below `src` at tag v2.30.7-1. What a later
+//! release added is marked with that release.
 //!
 //! Behavior that a program must handle, and that is easily forgotten:
 //!

@@ -131,7 +131,7 @@ impl Call {
         };
         // `ncclLaunchOneRank` (device/onerank.cu:44 of 2.30.7) scales no 8-bit floats, and a mean is a scaled sum.
         if comm.size == 1 && self.op == AVG && matches!(self.data_type, 10 | 11) {
-            let text = "the mean of 8-bit floats on one rank";
+            let text = "a communicator of one rank computes no mean of 8-bit floats";
             return Err(fail(INVALID_ARGUMENT, text));
         }
         let mut request = Request::new(self.kind, 0, 0);

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Kernels that have started in this process.
+/// The number of kernels, without those of graphs, that have started in this process.
 static STARTED: AtomicU64 = AtomicU64::new(0);
 /// Number of kernels that run on each device.
 static RUNNING: Mutex<Option<HashMap<c_int, u64>>> = Mutex::new(None);
@@ -25,7 +25,7 @@ static CHANGED: Condvar = Condvar::new();
 /// The kernel that was launched last on each device.
 static LAST: Mutex<Option<HashMap<c_int, Arc<AtomicBool>>>> = Mutex::new(None);
 
-/// Returns the number of kernels that have started in this process, for tests.
+/// Returns the number of kernels, without those of graphs, that have started in this process, for tests.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_simulator_kernels() -> u64 {
     STARTED.load(Ordering::Acquire)

@@ -10,7 +10,7 @@
 //! An operation has one channel here. No events of the proxy or the network are reported: all ranks are on one host.
 
 use super::comm::Comm;
-use crate::number::name_of_type;
+use crate::number::size_and_name_of_type;
 use crate::wire::{Request, RequestKind};
 use libloading::Library;
 use std::cell::Cell;
@@ -469,7 +469,7 @@ fn device_clock() -> u64 {
 
 /// The collective or the messages that NCCL makes of a request; empty if it has nothing to launch.
 fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
-    let (size, datatype) = name_of_type(request.data_type);
+    let (size, datatype) = size_and_name_of_type(request.data_type);
     // A communicator of one rank has no task, but a copy on the stream (`taskAppend`, enqueue.cc:3039).
     if comm.size == 1 && !matches!(request.kind, RequestKind::Send | RequestKind::Recv) {
         return Vec::new();

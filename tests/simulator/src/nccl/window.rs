@@ -35,7 +35,9 @@ const DESCRIPTION: usize = 32;
 
 /// A registered window: the parts of all ranks.
 struct Window {
+    /// The handle of the communicator.
     comm: usize,
+    /// The address of this rank's part, and its length.
     at: u64,
     size: u64,
     is_symmetric: bool,

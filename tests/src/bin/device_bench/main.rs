@@ -130,8 +130,8 @@ impl Bench {
         let timing = NcclOptions::of(self.world.config())?.timing;
         let bytes = SIZES[0];
         let rounds = self.rounds(bytes, 9)?;
-        let sorted = |of: fn(&(Cost, Cost)) -> f64| {
-            let mut numbers: Vec<f64> = rounds.iter().map(of).collect();
+        let sorted = |number: fn(&(Cost, Cost)) -> f64| {
+            let mut numbers: Vec<f64> = rounds.iter().map(number).collect();
             numbers.sort_by(f64::total_cmp);
             numbers
         };

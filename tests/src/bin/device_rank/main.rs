@@ -401,9 +401,9 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = group
         .backend(DeviceKind::Cuda)
         .expect("the CUDA backend is configured");
-    let expect_refusal = |of: &str, result: Result<()>| {
-        let error = result.expect_err(of);
-        eprintln!("refused {of}: {error}");
+    let expect_refusal = |what: &str, result: Result<()>| {
+        let error = result.expect_err(what);
+        eprintln!("refused {what}: {error}");
     };
     let program_memory = gpu.buffer(&[1.0f32; 512])?;
     let registration = backend.register(&program_memory.buffer()?)?;

@@ -18,9 +18,9 @@ pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     let size = world.size() as f32;
     let (group, world_backend) = (world.group(), backend(world));
     let (live, registered) = (counter(world, "live_memory"), counter(world, "registered"));
-    let expect_refusal = |of: &str, result: Result<()>| {
-        let error = result.expect_err(of);
-        eprintln!("refused {of}: {error}");
+    let expect_refusal = |what: &str, result: Result<()>| {
+        let error = result.expect_err(what);
+        eprintln!("refused {what}: {error}");
     };
     assert_eq!(count(group, gpu)?, size);
     let before = live();

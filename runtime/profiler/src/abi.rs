@@ -37,7 +37,8 @@ pub mod event {
 pub mod state {
     use std::ffi::c_int;
 
-    // The states of a transfer. Only version 3 has them. They come with the number of the steps that have reached them.
+    // The states of a transfer. NCCL reports them only in version 3, with the number of the steps that have reached
+    // them.
     /// A send has given the device room for data.
     pub const SEND_POSTED: c_int = 0;
     /// A send has data, and waits for the peer's permission.

@@ -55,7 +55,7 @@ unsafe fn init(
             );
             process.follow_largest(&identity);
         }
-        // NCCL has one mask for all communicators: one without a slot is recognized by its null context.
+        // NCCL has one mask for all communicators: a communicator without a slot is recognized by its null context.
         (at, process.current_mask() as c_int)
     });
     // SAFETY: each pointer is written through only if it is not null (checked); then it is valid for writes by this
@@ -270,17 +270,17 @@ pub(crate) unsafe extern "C" fn start_v3(
             event::GROUP => process.plan_starts(context),
             event::COLL => {
                 let named = &it.facts.coll;
-                let by = Named {
+                let communicator = Named {
                     name: names::text(named.comm_name),
                     hash: named.comm_hash,
                     rank: u32::try_from(it.rank).unwrap_or(0),
                 };
-                let task = coll_task(&named.coll, Some(by));
+                let task = coll_task(&named.coll, Some(communicator));
                 process.task_starts(context, it.parent, task)
             }
             event::P2P => {
                 let p2p = &it.facts.p2p;
-                let by = Named {
+                let communicator = Named {
                     name: names::text(p2p.comm_name),
                     hash: p2p.comm_hash,
                     rank: u32::try_from(it.rank).unwrap_or(0),
@@ -289,7 +289,7 @@ pub(crate) unsafe extern "C" fn start_v3(
                     call: || call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)),
                     peer: u32::try_from(p2p.peer).ok(),
                     plan: KernelPlan::default(),
-                    named: Some(by),
+                    named: Some(communicator),
                 };
                 process.task_starts(context, it.parent, task)
             }

@@ -60,7 +60,7 @@ const NO_SLOT: SlotUse = SlotUse {
 
 impl Process {
     fn communicator(&self, context: *mut c_void) -> Option<(SlotUse, &Communicator)> {
-        let at = Handle::of(context)?.is(Kind::Communicator)?;
+        let at = Handle::of(context)?.slot_if(Kind::Communicator)?;
         Some((at, self.communicators.get(at)?))
     }
 
@@ -82,7 +82,7 @@ impl Process {
     #[inline]
     pub(crate) fn group_starts(&self) -> *mut c_void {
         let (left, number) = group_call::begin();
-        // Ends the operations of a group call that NCCL never ended.
+        // NCCL may not have ended the thread's former group call: its operations leave it now.
         self.leave_groups(left);
         let at = SlotUse {
             index: 0,
@@ -109,7 +109,7 @@ impl Process {
         let Some(ticket) = self.begin(communicator, call, Reported::Call) else {
             return NONE;
         };
-        let group = Handle::of(parent).and_then(|parent| parent.is(Kind::Group));
+        let group = Handle::of(parent).and_then(|parent| parent.slot_if(Kind::Group));
         let op_at = group_call::add(group.map(|group| group.generation), |list| {
             self.follow(ticket, at, list)
         });
@@ -177,7 +177,7 @@ impl Process {
             self.create_group_once(communicator, named);
         }
         let parent = Handle::of(parent);
-        let called = parent.and_then(|parent| parent.is(Kind::Call));
+        let called = parent.and_then(|parent| parent.slot_if(Kind::Call));
         let is_replay = parent.is_some_and(|parent| parent.kind == Kind::Captured);
         let known = called.filter(|&at| self.operations.get(at).is_some());
         let op_at = match known {
@@ -286,7 +286,7 @@ impl Process {
         channel: u8,
         timer: Option<u64>,
     ) -> *mut c_void {
-        let task = Handle::of(parent).and_then(|parent| parent.is(Kind::Task));
+        let task = Handle::of(parent).and_then(|parent| parent.slot_if(Kind::Task));
         let Some((at, op)) = task.and_then(|at| Some((at, self.operations.get(at)?))) else {
             return NONE;
         };
@@ -329,7 +329,7 @@ impl Process {
         if facts.pid != self.pid {
             return NONE;
         }
-        let task = Handle::of(parent).and_then(|parent| parent.is(Kind::Task));
+        let task = Handle::of(parent).and_then(|parent| parent.slot_if(Kind::Task));
         let Some((task, op)) = task.and_then(|at| Some((at, self.operations.get(at)?))) else {
             return NONE;
         };
@@ -407,7 +407,8 @@ impl Process {
         handle
     }
 
-    /// Counts a transfer of this operation on the link at this place; `None` if the ring has no row for the link.
+    /// Counts a transfer of this operation on the link at this place; `None` if the ring has no row for the link, or if
+    /// other links take the row each time.
     #[inline(always)]
     fn begin_on_link(&self, place: LinkPlace, ticket: Ticket) -> Option<(LinkHandle, Begun)> {
         let [record, ..] = ticket.to_words();
@@ -481,7 +482,7 @@ impl Process {
     /// Notes the time of the device's clock at which the channel with this handle ended its work.
     #[inline(always)]
     pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
-        let at = Handle::of(handle).and_then(|handle| handle.is(Kind::Kernel));
+        let at = Handle::of(handle).and_then(|handle| handle.slot_if(Kind::Kernel));
         if let Some((at, op)) = at.and_then(|at| Some((at, self.operations.get(at)?))) {
             op.notes_end(at, timer);
         }

@@ -123,13 +123,13 @@ impl Handle {
         })
     }
 
-    /// The use of a slot, if the handle is of this kind.
-    pub(crate) fn is(self, kind: Kind) -> Option<SlotUse> {
+    /// The use of the handle's slot; `None` if the handle is of another kind.
+    pub(crate) fn slot_if(self, kind: Kind) -> Option<SlotUse> {
         (self.kind == kind).then_some(self.at)
     }
 }
 
-/// A word that threads share: the count of uses of a slot, or a word of an operation. In the plug-in it is a standard
+/// A word that threads share: [`Slot::uses`], or a word of an operation. In the plug-in it is a standard
 /// atomic; under the model checker it is loom's, so that the code that is checked is the code that runs.
 pub(crate) trait Word: Default {
     fn load(&self, order: Ordering) -> u64;
@@ -175,7 +175,7 @@ pub(crate) struct Pool<T, U = AtomicU64> {
 /// A place for a value.
 #[derive(Debug, Default)]
 struct Slot<T, U> {
-    /// The count of uses. The slot is in use while it is odd.
+    /// Counts each time that the slot was taken or given back; the slot is in use while the count is odd.
     uses: U,
     value: T,
 }
@@ -297,7 +297,7 @@ impl<T: Default, U: Word> Pool<T, U> {
     }
 }
 
-/// Bit of the count of a slot that is being set up; no generation has it.
+/// The bit that [`Slot::uses`] has while the slot is being set up; no generation has it.
 const SETTING: u64 = 1 << 63;
 
 #[cfg(test)]

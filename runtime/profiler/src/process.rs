@@ -110,7 +110,7 @@ pub(crate) struct Communicator {
     pub(crate) size: AtomicU32,
     pub(crate) counts: Counts,
     pub(crate) replay_counts: Counts,
-    /// Which of its operations the device has reached.
+    /// Counts of its operations in plans and of those that have ended.
     pub(crate) order: Order,
     /// How far the creation of its group is: see [`naming`].
     pub(crate) naming: AtomicU32,
@@ -133,6 +133,7 @@ pub(crate) struct Transfer {
     pub(crate) communicator: AtomicU64,
     /// The words of the [`Ticket`] of its operation.
     pub(crate) operation: [AtomicU64; 3],
+    /// The number of its steps, and of those that are done.
     pub(crate) steps: AtomicU32,
     pub(crate) done: AtomicU32,
     /// What its steps under way wait for; see [`steps`](crate::steps).
@@ -286,7 +287,7 @@ impl Process {
         let (collective, message) = counts.next(call.op.is_p2p(), reported);
         let size = communicator.size.load(Relaxed);
         let known = Shape::of(self, call, size)
-            .known(|| with_key(call, size, |key| self.recorder.intern(key)));
+            .signature(|| with_key(call, size, |key| self.recorder.intern(key)));
         let numbered = (group, collective, message);
         Some(match known {
             Some(id) => self.record(numbered, call, SignatureRef::Id(id)),
@@ -381,21 +382,21 @@ impl Process {
         }
     }
 
-    /// Ends an operation that is not over, and records it as failed if it is watched. Returns whether it is watched.
+    /// Ends an operation that is not over, and records it as failed if it is watched. Returns whether it was watched.
     fn fail(&self, at: SlotUse, op: &Op) -> bool {
         // The ticket is read before the slot can belong to another operation.
         let ticket = op.ticket();
         let Some((before, _)) = op.change_open(at, |state| state.with(flag::OVER)) else {
             return false;
         };
-        let is_watched = !before.has(flag::LEFT);
-        if is_watched {
+        let was_watched = !before.has(flag::LEFT);
+        if was_watched {
             self.recorder.failed_and_retired(ticket);
         }
         if !before.has(flag::IN_GROUP) {
             self.operations.release(at);
         }
-        is_watched
+        was_watched
     }
 
     /// Ends the operations that are in progress on a communicator that has ended. They count as failed, since NCCL

@@ -49,7 +49,10 @@ impl Shape {
     /// The signature of this shape in the ring's table: that of this thread's recent shapes, or else the one that
     /// `intern` returns. `None` if `intern` is called and returns `None`.
     #[inline]
-    pub(crate) fn known(self, intern: impl FnOnce() -> Option<SignatureId>) -> Option<SignatureId> {
+    pub(crate) fn signature(
+        self,
+        intern: impl FnOnce() -> Option<SignatureId>,
+    ) -> Option<SignatureId> {
         // The factor is 2^64 divided by the golden ratio. The upper bits of the product depend on all bits of the
         // number.
         let spread = (self.count ^ self.key.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -84,8 +87,8 @@ mod tests {
         };
         let id = |row| SignatureId::of_words([row, 8, 8]);
         let first = Shape::of(&owner[0], &call, 4);
-        assert_eq!(first.known(|| Some(id(1))), Some(id(1)));
-        assert_eq!(first.known(|| panic!("known")), Some(id(1)));
+        assert_eq!(first.signature(|| Some(id(1))), Some(id(1)));
+        assert_eq!(first.signature(|| panic!("known")), Some(id(1)));
         let others = [
             Shape::of(&owner[1], &call, 4),
             Shape::of(&owner[0], &call, 5),
@@ -108,8 +111,8 @@ mod tests {
             ),
         ];
         for (row, other) in (2..).zip(others) {
-            assert_eq!(other.known(|| None), None);
-            assert_eq!(other.known(|| Some(id(row))), Some(id(row)));
+            assert_eq!(other.signature(|| None), None);
+            assert_eq!(other.signature(|| Some(id(row))), Some(id(row)));
         }
     }
 }

@@ -48,7 +48,7 @@ impl Waits {
 impl Process {
     /// Handles the beginning of a step of a transfer. NCCL repeats it until the step is posted.
     pub(crate) fn step_starts(&self, parent: *mut c_void, step: c_int) -> *mut c_void {
-        let transfer = Handle::of(parent).and_then(|parent| parent.is(Kind::Transfer));
+        let transfer = Handle::of(parent).and_then(|parent| parent.slot_if(Kind::Transfer));
         let known = transfer.filter(|&at| self.transfers.get(at).is_some());
         known.map_or(std::ptr::null_mut(), |at| at.handle(Kind::Step, step as u8))
     }
@@ -64,7 +64,7 @@ impl Process {
         {
             let done = transfer.done.load(Relaxed);
             let ahead = channel.wrapping_sub(done as u8);
-            self.waits_at(transfer, done + u32::from(ahead), wait);
+            self.note_wait(transfer, done + u32::from(ahead), wait);
         }
     }
 
@@ -73,22 +73,22 @@ impl Process {
         if let Some(transfer) = self.transfers.get(at) {
             let done = transfer.done.load(Relaxed);
             if step == done as u8 {
-                self.has_done(transfer, done + 1);
+                self.note_done(transfer, done + 1);
             }
         }
     }
 
     /// Records how far the first `steps` steps of the transfer with this handle are.
     pub(crate) fn transfer_progresses(&self, handle: *mut c_void, progress: Progress, steps: u32) {
-        let at = Handle::of(handle).and_then(|handle| handle.is(Kind::Transfer));
+        let at = Handle::of(handle).and_then(|handle| handle.slot_if(Kind::Transfer));
         let Some(transfer) = at.and_then(|at| self.transfers.get(at)) else {
             return;
         };
         match progress {
-            Progress::Done => self.has_done(transfer, steps),
+            Progress::Done => self.note_done(transfer, steps),
             Progress::Waiting(wait) => {
                 if let Some(step) = steps.checked_sub(1) {
-                    self.waits_at(transfer, step, wait);
+                    self.note_wait(transfer, step, wait);
                 }
             }
         }
@@ -96,7 +96,8 @@ impl Process {
 
     // One proxy thread reports the steps of a transfer, so loads and stores suffice.
 
-    fn waits_at(&self, transfer: &Transfer, step: u32, wait: LinkWait) {
+    /// Notes what a step waits for, and records it if the step is the oldest under way.
+    fn note_wait(&self, transfer: &Transfer, step: u32, wait: LinkWait) {
         let done = transfer.done.load(Relaxed);
         if !(done..done.saturating_add(UNDER_WAY)).contains(&step) {
             return;
@@ -111,7 +112,8 @@ impl Process {
         }
     }
 
-    fn has_done(&self, transfer: &Transfer, done: u32) {
+    /// Notes that the first `done` steps are done, and records what the next step waits for.
+    fn note_done(&self, transfer: &Transfer, done: u32) {
         let before = transfer.done.load(Relaxed);
         if done <= before {
             return;

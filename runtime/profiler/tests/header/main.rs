@@ -283,7 +283,7 @@ fn events_are_counted() {
     });
     assert!(
         first.count_total > 0,
-        "the ring is made, so the counter does not work"
+        "the counter counts no allocation of the ring"
     );
     assert!(MASK.load(Ordering::Relaxed) != 0 && !context.is_null());
     let start = |kind: u64, parent: *mut c_void, facts: FactsV5| {

@@ -81,7 +81,7 @@ fn calls() -> Vec<Field> {
     all
 }
 
-fn of_proxy_thread() -> Vec<Field> {
+fn proxy_events() -> Vec<Field> {
     let mut all = fields! { 0, ProxyOp:
         "proxyOp.pid" = pid: "pid_t";
         "proxyOp.channelId" = channel: "uint8_t";
@@ -103,7 +103,7 @@ fn fields_of(version: u32) -> Vec<Field> {
         ("parentObj", offset_of!(DescriptorV5, parent), "void*"),
         ("rank", offset_of!(DescriptorV5, rank), "int"),
     ];
-    all.extend(of_proxy_thread());
+    all.extend(proxy_events());
     if version == 3 {
         all.extend(coll(offset_of!(NamedColl, coll), version));
         all.extend(fields! { 0, NamedColl:

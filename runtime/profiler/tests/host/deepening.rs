@@ -2,13 +2,13 @@
 
 use crate::job::{Until, operation};
 use crate::library::{Comm, NONE, Plugin, mask};
-use crate::life::{passes, small};
+use crate::life::{assert_passes, small};
 use rcomm_nccl_profiler::abi::event;
 
 #[test]
 fn after_a_stall_or_a_hang_the_plugin_asks_for_steps() {
     for version in [4, 5, 6] {
-        passes(&format!("deeper-{version}"), |_| {});
+        assert_passes(&format!("deeper-{version}"), |_| {});
     }
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn deeper(plugin: &Plugin) {
 
 #[test]
 fn events_that_the_user_has_named_stay_as_they_are_after_a_stall() {
-    passes("named-6", |command| {
+    assert_passes("named-6", |command| {
         command.env("RCOMM_NCCL_EVENTS", "channels,network");
     });
 }

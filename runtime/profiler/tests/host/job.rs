@@ -317,8 +317,8 @@ pub(crate) fn rank() {
     // How far a rank gets with an operation for which this variable may have `rank until`.
     let until_of = |name: &str| {
         let words = std::env::var(name).ok()?;
-        let (of_rank, until) = words.split_once(' ').expect("two words");
-        Some(match of_rank == rank.to_string() {
+        let (named, until) = words.split_once(' ').expect("two words");
+        Some(match named == rank.to_string() {
             true => Until::of(until),
             false => Until::Done,
         })

@@ -106,7 +106,7 @@ impl Call {
 }
 
 impl Plugin {
-    /// Opens the plug-in with a version of the interface, 3 to 6; `None` if it lacks that version.
+    /// Opens the plug-in with a version of the interface; `None` if it lacks that version.
     pub(crate) fn open(version: u32) -> Option<Self> {
         let plugin = Self {
             #[cfg(not(fuzzing))]
@@ -138,7 +138,7 @@ impl Plugin {
     /// Returns the table as one of a version that the caller chooses: all versions have the common functions at the
     /// same offsets.
     fn table<I, D>(&self) -> &Profiler<I, D> {
-        // SAFETY: `ncclProfiler_v3` to `_v6` are tables that live as long as the library, which `self`
+        // SAFETY: `ncclProfiler_v1` to `_v6` are tables that live as long as the library, which `self`
         // keeps; `open` has made sure that there is one. The callers name the types of their version, or
         // use only those functions that have the same offset and type in all.
         unsafe { &*self.address().cast() }
@@ -386,8 +386,8 @@ impl Plugin {
                 }
             };
         }
-        // Version 3 has the largest number of channels that the plan may use (`nMaxChannels`, enqueue.cc:1774 of
-        // 2.26.2), and up to all of the communicator's: here twice as many as it uses.
+        // Version 3 gives only the largest number of channels that the plan may use (`nMaxChannels`, enqueue.cc:1774 of
+        // 2.26.2), which may be all channels of the communicator: here twice as many as the plan uses.
         let channels = match self.version {
             3 => 2 * call.channels,
             _ => call.channels,
@@ -543,7 +543,7 @@ impl Plugin {
         }
     }
 
-    /// Reports an event of a kind that NCCL may have in the future.
+    /// Reports an event of a kind that the plug-in does not know, as a newer NCCL might.
     pub(crate) fn unknown(&self, comm: &Comm) -> Handle {
         let proxy_step = ProxyStep { step: 0 };
         match self.version {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 /// Runs a part of a test in a new process, which has recorded nothing yet, and waits until the process ends.
-pub(crate) fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
+pub(crate) fn run_part(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
     let mut command = command(part, directory);
     change(&mut command);
     command.output().expect("this test program")
@@ -31,9 +31,9 @@ pub(crate) fn command(part: &str, directory: &Path) -> Command {
 }
 
 /// Asserts that a part succeeds in a new process; returns the folder of its rings.
-pub(crate) fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
+pub(crate) fn assert_passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a folder");
-    let output = alone(part, directory.path(), change);
+    let output = run_part(part, directory.path(), change);
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -46,7 +46,7 @@ pub(crate) fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::Tem
     directory
 }
 
-/// Not a test by itself: see [`alone`].
+/// Not a test by itself: see [`run_part`].
 #[test]
 #[ignore = "the other tests run it as a separate process"]
 fn part() {
@@ -96,6 +96,7 @@ pub(crate) fn all_events(command: &mut Command) {
     command.env("RCOMM_NCCL_EVENTS", "channels,steps");
 }
 
+/// A small all-reduce on two channels.
 pub(crate) fn small() -> Call {
     Call::all_reduce(16, 2)
 }
@@ -109,7 +110,7 @@ pub(crate) fn job_rings() -> Vec<rcomm_recorder::publish::Dump> {
 #[test]
 fn the_ring_survives_a_reload_of_the_plugin() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("reload-{version}"), |_| {});
+        assert_passes(&format!("reload-{version}"), |_| {});
     }
 }
 
@@ -133,7 +134,7 @@ fn reload(plugin: Plugin) {
 
 #[test]
 fn the_first_4096_communicators_take_constant_memory_and_further_ones_are_not_recorded() {
-    passes("many-6", |_| {});
+    assert_passes("many-6", |_| {});
 }
 
 fn many_communicators(plugin: &Plugin) {
@@ -169,7 +170,7 @@ fn many_communicators(plugin: &Plugin) {
 
 #[test]
 fn millions_of_events_keep_the_newest_operations_in_constant_memory() {
-    passes("flood-6", |_| {});
+    assert_passes("flood-6", |_| {});
 }
 
 /// Returns the resident memory of this process, KiB, on a system with pages of 4 KiB.
@@ -228,7 +229,7 @@ fn flood(plugin: &Plugin) {
 #[test]
 fn communicators_on_threads_of_their_own_do_not_mix() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("threads-{version}"), |_| {});
+        assert_passes(&format!("threads-{version}"), |_| {});
     }
 }
 
@@ -263,7 +264,7 @@ fn threads(plugin: &Plugin) {
 #[test]
 fn invalid_handles_contexts_and_names_do_no_harm() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("nonsense-{version}"), all_events);
+        assert_passes(&format!("nonsense-{version}"), all_events);
     }
 }
 
@@ -307,7 +308,7 @@ fn nonsense(plugin: &Plugin) {
 
 #[test]
 fn a_forked_child_records_nothing_and_its_parent_continues() {
-    passes("fork-6", |_| {});
+    assert_passes("fork-6", |_| {});
 }
 
 fn fork(plugin: &Plugin) {
@@ -340,7 +341,7 @@ fn fork(plugin: &Plugin) {
 
 #[test]
 fn operations_replayed_by_a_graph_are_numbered_in_a_separate_group() {
-    passes("graphs-6", |_| {});
+    assert_passes("graphs-6", |_| {});
 }
 
 fn graphs(plugin: &Plugin) {
@@ -392,7 +393,7 @@ fn graphs(plugin: &Plugin) {
 #[test]
 fn pending_operations_of_an_aborted_communicator_are_recorded_as_failed() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("abort-{version}"), |_| {});
+        assert_passes(&format!("abort-{version}"), |_| {});
     }
 }
 
@@ -421,7 +422,7 @@ fn without_a_ring_the_plugin_prints_one_line_and_requests_no_events() {
         ("RCOMM_RING_DIR", file.to_str().expect("text")),
         ("RCOMM_NCCL_EVENTS", "everything"),
     ] {
-        let output = alone("silent-6", directory.path(), |command| {
+        let output = run_part("silent-6", directory.path(), |command| {
             command.env(variable, value);
         });
         assert!(output.status.success(), "{output:?}");
@@ -433,7 +434,7 @@ fn without_a_ring_the_plugin_prints_one_line_and_requests_no_events() {
         assert_eq!(lines.len(), 1, "{errors}");
         assert!(lines[0].contains("records nothing"), "{errors}");
     }
-    let output = alone("silent-6", directory.path(), |command| {
+    let output = run_part("silent-6", directory.path(), |command| {
         command.env("RCOMM_NCCL_EVENTS", "none");
     });
     assert!(output.status.success(), "{output:?}");
@@ -453,7 +454,7 @@ fn silent(plugin: &Plugin) {
 
 #[test]
 fn calls_keep_their_numbers_when_plans_come_in_another_order() {
-    passes("order-6", |_| {});
+    assert_passes("order-6", |_| {});
 }
 
 fn order(plugin: &Plugin) {
@@ -513,7 +514,7 @@ fn order(plugin: &Plugin) {
 fn versions_1_and_2_are_refused_with_one_line_and_version_7_does_not_exist() {
     let directory = tempfile::tempdir().expect("a folder");
     for version in [1, 2] {
-        let output = alone(&format!("old-{version}"), directory.path(), |_| {});
+        let output = run_part(&format!("old-{version}"), directory.path(), |_| {});
         assert!(output.status.success(), "{output:?}");
         let errors = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<&str> = errors
@@ -541,7 +542,7 @@ fn old(plugin: &Plugin) {
 #[test]
 fn replays_of_graphs_are_recorded_only_if_each_rank_reports_them() {
     // Without events of channels, NCCL reports the replays of a plan only if the plan uses the network.
-    passes("graphs-6", |command| {
+    assert_passes("graphs-6", |command| {
         command.env("RCOMM_NCCL_EVENTS", "calls");
     });
 }

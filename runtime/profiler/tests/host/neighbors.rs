@@ -2,7 +2,7 @@
 
 use crate::faults::{all, first, with_one};
 use crate::job::{Job, Until, dumps};
-use crate::life::alone;
+use crate::life::run_part;
 use rcomm_analyzer::{Code, Policy, Verdict, analyze};
 use rcomm_recorder::publish::Dump;
 use std::collections::BTreeMap;
@@ -44,7 +44,7 @@ fn a_process_that_inherits_a_rank_records_nothing_and_the_rank_s_ring_stays() {
     let job = Job::start(6, all(Until::Done), |_| {});
     let before = job.dumps();
     // This child of the rank has the rank's environment and uses NCCL itself, as a data loader or an evaluation may do.
-    let output = alone("silent-6", job.directory.path(), |command| {
+    let output = run_part("silent-6", job.directory.path(), |command| {
         command
             .env("RANK", "2")
             .env("WORLD_SIZE", "4")

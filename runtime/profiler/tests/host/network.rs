@@ -68,7 +68,7 @@ impl<'p> Transfer<'p> {
     fn post(&mut self) {
         while self.posted < STEPS.min(self.done + UNDER_WAY) {
             let step = self.posted;
-            // A receive begins its step again until the network takes it.
+            // NCCL begins a step of a receive again until the network takes it; this program does so for sends as well.
             for _ in 0..2 {
                 self.steps[step as usize] = self.plugin.step(self.comm, self.handle, step);
             }

@@ -1,7 +1,7 @@
 //! The rings of jobs that have died: the first communicator of a process removes the oldest.
 
 use crate::library::Plugin;
-use crate::life::alone;
+use crate::life::run_part;
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn jobs(directory: &Path) -> usize {
 fn the_first_communicator_removes_the_oldest_rings_of_dead_jobs() {
     let directory = tempfile::tempdir().expect("a folder");
     for part in ["dead", "tidy"] {
-        let output = alone(part, directory.path(), |_| {});
+        let output = run_part(part, directory.path(), |_| {});
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{part}: {errors}");
         assert!(!errors.contains("panicked"), "{part}: {errors}");

@@ -101,8 +101,8 @@ pub(crate) fn aborts(plugin: &Plugin) {
         let mut groups = ring.groups.iter();
         let group = groups.position(|group| group.info.name == name);
         let group = group.expect("the next communicator") as u32;
-        let of_next = ring.entries.iter().filter(|entry| entry.group == group);
-        let states: Vec<_> = of_next.map(|entry| entry.state).collect();
+        let its_entries = ring.entries.iter().filter(|entry| entry.group == group);
+        let states: Vec<_> = its_entries.map(|entry| entry.state).collect();
         assert_eq!(states, [EntryState::Completed; 40], "round {round}");
         for communicator in ring.communicators() {
             assert_eq!(communicator.links, [], "round {round}");
@@ -142,14 +142,14 @@ pub(crate) fn killed(plugin: &Plugin) {
 
 #[test]
 fn an_abort_within_a_group_call_leaves_no_operation_open() {
-    crate::life::passes("grouped-6", |command| {
+    crate::life::assert_passes("grouped-6", |command| {
         command.env("RCOMM_NCCL_EVENTS", "1024");
     });
 }
 
 #[test]
 fn a_communicator_that_ends_while_two_threads_use_it_leaves_nothing_open() {
-    crate::life::passes("aborts-6", |command| {
+    crate::life::assert_passes("aborts-6", |command| {
         command.env("RCOMM_NCCL_EVENTS", "1024");
     });
 }
@@ -175,7 +175,7 @@ fn the_ring_of_a_process_that_was_killed_amid_events_is_whole() {
     let open = ring.entries.iter().filter(|entry| !entry.retired).count();
     assert!(
         open <= 1,
-        "{open} operations are open, of which one ran at a time"
+        "{open} operations are open; at most one ran at a time"
     );
     let numbers = ring.entries.iter().map(|entry| entry.collective_seq_id);
     let numbers: Vec<u64> = numbers.collect();
@@ -218,7 +218,7 @@ pub(crate) fn exits(plugin: &'static Plugin) {
 fn a_process_may_exit_while_a_thread_reports_events() {
     for version in [3, 6] {
         for _ in 0..5 {
-            crate::life::passes(&format!("exits-{version}"), |_| {});
+            crate::life::assert_passes(&format!("exits-{version}"), |_| {});
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Tests events in random orders, on several threads.
 
 use crate::library::Plugin;
-use crate::life::{all_events, job_rings, passes};
+use crate::life::{all_events, assert_passes, job_rings};
 use crate::orders::play;
 
 #[test]
 fn events_in_random_order_leave_nothing_pending_once_all_communicators_have_ended() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("random-{version}"), all_events);
+        assert_passes(&format!("random-{version}"), all_events);
     }
 }
 

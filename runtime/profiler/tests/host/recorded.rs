@@ -2,13 +2,13 @@
 
 use crate::job::{Until, copy, operation};
 use crate::library::{Call, NONE, Plugin};
-use crate::life::{job_rings, passes, small};
+use crate::life::{assert_passes, job_rings, small};
 use rcomm_recorder::model::EntryState;
 
 #[test]
 fn a_ring_has_the_communicator_s_name_and_the_plan_s_algorithm_and_protocol() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("clean-{version}"), |_| {});
+        assert_passes(&format!("clean-{version}"), |_| {});
     }
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn clean(plugin: &Plugin) {
 #[test]
 fn copies_to_the_own_rank_end_with_their_plan_and_leave_no_slot_taken() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("copies-{version}"), |_| {});
+        assert_passes(&format!("copies-{version}"), |_| {});
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn copies(plugin: &Plugin) {
 #[test]
 fn operations_beyond_those_that_are_followed_are_recorded_once_each() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("surplus-{version}"), |_| {});
+        assert_passes(&format!("surplus-{version}"), |_| {});
     }
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn surplus(plugin: &Plugin) {
 fn transfers_are_recorded_with_each_word_that_asks_for_them() {
     for version in [3, 4, 5, 6] {
         for words in ["network", "steps", "channels,network"] {
-            passes(&format!("masked-{version}"), |command| {
+            assert_passes(&format!("masked-{version}"), |command| {
                 command.env("RCOMM_NCCL_EVENTS", words);
             });
         }
@@ -131,7 +131,7 @@ pub(crate) fn masked(plugin: &Plugin) {
 #[test]
 fn transfers_of_collnet_are_not_recorded_because_their_end_is_not_reported() {
     for version in [3, 4, 5, 6] {
-        passes(&format!("collnet-{version}"), |_| {});
+        assert_passes(&format!("collnet-{version}"), |_| {});
     }
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn collnet(plugin: &Plugin) {
 
 #[test]
 fn transfers_that_find_no_room_are_counted_in_the_record() {
-    passes("crowded-6", |_| {});
+    assert_passes("crowded-6", |_| {});
 }
 
 pub(crate) fn crowded(plugin: &Plugin) {

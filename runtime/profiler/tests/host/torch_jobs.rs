@@ -121,8 +121,8 @@ fn the_script_for_pytorch_on_a_device_judges_jobs_of_this_program() {
     }
 
     // The reports are judged again as they are.
-    let judged = |out: &Path| run(&["--judge", &text_of(out)]);
-    let again = judged(&out);
+    let judge = |out: &Path| run(&["--judge", &text_of(out)]);
+    let again = judge(&out);
     assert!(again.status.success(), "{again:?}");
     // One report is on rings and dumps together, in which the plug-in's two communicators stayed apart.
     let both = out.join("launch/both.json");
@@ -139,16 +139,16 @@ fn the_script_for_pytorch_on_a_device_judges_jobs_of_this_program() {
     assert!(row["apart"].as_u64() >= Some(1), "{row}");
     // Reports on other faults, or a missing one, make the table wrong.
     std::fs::copy(out.join("never/hung.json"), out.join("size/both.json")).expect("a report");
-    assert_eq!(judged(&out).status.code(), Some(1));
+    assert_eq!(judge(&out).status.code(), Some(1));
     std::fs::remove_file(out.join("size/both.json")).expect("a report");
     std::fs::copy(out.join("size/hung.json"), out.join("kill/hung.json")).expect("two reports");
-    let wrong = judged(&out);
+    let wrong = judge(&out);
     assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");
     let text = String::from_utf8_lossy(&wrong.stdout).into_owned();
     let line = text.lines().find(|line| line.starts_with("kill"));
     assert!(line.is_some_and(|line| line.contains("WRONG")), "{text}");
     std::fs::remove_file(out.join("never/hung.json")).expect("a report");
-    assert_eq!(judged(&out).status.code(), Some(1));
+    assert_eq!(judge(&out).status.code(), Some(1));
 }
 
 #[test]

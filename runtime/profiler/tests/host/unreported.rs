@@ -4,7 +4,7 @@
 use crate::faults::{COUNT, PROFILER_VERSIONS, all, first, judge, one_channel_stuck, with_one};
 use crate::job::{FIRST, Job, Until, operation};
 use crate::library::{Call, NONE, Plugin};
-use crate::life::{job_rings, passes};
+use crate::life::{assert_passes, job_rings};
 use rcomm_analyzer::{Code, Verdict};
 use rcomm_recorder::model::EntryState;
 
@@ -81,7 +81,7 @@ fn a_process_that_ended_with_an_unreported_channel_in_its_last_operation_is_not_
 #[test]
 fn operations_of_one_plan_and_of_other_communicators_do_not_end_each_other() {
     for version in PROFILER_VERSIONS {
-        passes(&format!("plans-{version}"), |_| {});
+        assert_passes(&format!("plans-{version}"), |_| {});
     }
 }
 

@@ -169,13 +169,13 @@ impl Capture {
 /// `cuStreamWaitEvent`; returns its status.
 pub(crate) fn wait(stream: &Arc<Stream>, event: &Arc<Event>) -> c_int {
     match (event.captured(), stream.capture()) {
-        (Some((of_event, _)), Some(of_stream)) if of_event.id != of_stream.id => MERGE,
+        (Some((recorded_in, _)), Some(waiting_in)) if recorded_in.id != waiting_in.id => MERGE,
         (Some((capture, seen)), _) => {
             stream.join(&capture, &seen);
             0
         }
-        (None, Some(of_stream)) if event.was_recorded() => {
-            of_stream.invalidate();
+        (None, Some(waiting_in)) if event.was_recorded() => {
+            waiting_in.invalidate();
             ISOLATION
         }
         _ => {

@@ -8,14 +8,16 @@
 //! NCCL leaves behavior undefined (ranks that disagree on a collective), the simulator hangs, which is
 //! what users see most often.
 //!
-//! The process ends if it uses a handle after its end or memory that was freed, or calls the libraries from
-//! within a callback. One-sided operations inside a group of calls are not simulated.
+//! The process ends after a call that would corrupt the state of the real libraries, for example if it uses a handle
+//! after its end or memory that was freed, or calls the libraries from within a callback. One-sided operations inside a
+//! group of calls are not simulated and end the process, too.
 //!
 //! It has the inconvenient behaviors of the library: calls on communicators that do not block launch on a
 //! thread, aborts wait for the device's kernels, and failures leave state behind (`nccl::group`, `nccl::comm`,
 //! `nccl::lifecycle`).
 //!
-//! What it cannot show: speed, overlap, and everything that depends on kernels sharing a device.
+//! What it cannot show: speed, overlap, and what depends on kernels sharing a device, except for how many a device
+//! holds at once and in which order they start (`nccl::order`).
 
 #![allow(
     missing_docs,

@@ -186,14 +186,14 @@ impl Share {
         // The broadcast of the parameters is recognized by its line, because a wrong operation at that line goes to the
         // same backend.
         let is_broadcast = |call: &Call| call.line == super::script::PARAMETERS;
-        let by_host = match act {
+        let is_on_host = match act {
             Act::Collective { group: 0, calls } => calls.iter().any(is_broadcast),
             act => matches!(mesh.groups[act.group()].desc, "dp" | "shard" | "replicate"),
         };
         match self {
             Self::All => true,
-            Self::Device => !by_host,
-            Self::Host(_) => by_host,
+            Self::Device => !is_on_host,
+            Self::Host(_) => is_on_host,
         }
     }
 }

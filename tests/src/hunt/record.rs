@@ -154,9 +154,9 @@ impl<'a> Writer<'a> {
         let job = self.job;
         let call = &operation.call;
         let recorder = dump.recorder;
-        let by_device = job.backend == Backend::Nccl;
+        let is_on_device = job.backend == Backend::Nccl;
         // NCCL's watchdog notices ends when it polls; writing a dump polls, too.
-        let delay = match by_device {
+        let delay = match is_on_device {
             true => random.between(0, 100) as i64 * MS,
             false => 0,
         };
@@ -237,7 +237,7 @@ impl<'a> Writer<'a> {
         let wall = |ns: i64| self.wall(rank, ns);
         let gone = life.gone.filter(|gone| gone.at <= moment);
         let is_closed = gone.is_some_and(|gone| gone.code == Some(0));
-        let by_python = job.backend != Backend::Cpu;
+        let names_phases = job.backend != Backend::Cpu;
         let beat = wall(until - random.between(0, 250) as i64 * MS).max(wall(0));
         let mut status = RankStatus {
             step: -1,
@@ -250,7 +250,7 @@ impl<'a> Writer<'a> {
         }
         let mut phases = life.phases.iter().rev();
         if let Some((since, phase)) = phases.find(|(at, _)| *at <= until)
-            && by_python
+            && names_phases
         {
             status.phase.clone_from(phase);
             status.phase_since_ns = wall(*since);
@@ -406,8 +406,8 @@ pub(super) fn sizes(op: OpType, elements: u64, members: u64) -> [u64; 2] {
 /// Adds the marker that closes a batch of two calls, whose entries are the newest in the record. NCCL's recorder notes
 /// the state of a batch at its marker only, and rcomm's writes a marker for messages only.
 fn close_batch(dump: &mut Dump, of_messages: bool) {
-    let by_nccl = dump.recorder == Recorder::Nccl;
-    if !by_nccl && !of_messages {
+    let is_nccls = dump.recorder == Recorder::Nccl;
+    if !is_nccls && !of_messages {
         return;
     }
     let from = dump.entries.len().saturating_sub(2);
@@ -430,7 +430,7 @@ fn close_batch(dump: &mut Dump, of_messages: bool) {
         dump.signatures.push(signature);
         dump.signatures.len() - 1
     }) as u32;
-    if by_nccl {
+    if is_nccls {
         for entry in &mut dump.entries[from..] {
             entry.state = EntryState::Scheduled;
             entry.retired = false;
@@ -440,7 +440,7 @@ fn close_batch(dump: &mut Dump, of_messages: bool) {
         }
     }
     dump.entries.push(Entry {
-        record_id: dump.entries.len() as u64 + u64::from(!by_nccl),
+        record_id: dump.entries.len() as u64 + u64::from(!is_nccls),
         op: OpType::Coalesced,
         signature,
         peer: Peer::None,

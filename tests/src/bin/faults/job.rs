@@ -321,8 +321,8 @@ impl<'a> Job<'a> {
         Ok(command.spawn()?)
     }
 
-    /// Prepares faults of file systems (a full, read-only or stalled mount, a file in place of a folder) before the job
-    /// starts.
+    /// Prepares what faults of file systems need before the job starts: a mount that is small, read-only or can be
+    /// stalled, a folder of another user, or a file in place of a folder.
     fn prepare(&self) -> anyhow::Result<()> {
         match self.scenario.fault {
             // This program runs in a separate mount namespace.
@@ -409,8 +409,8 @@ impl<'a> Job<'a> {
             (0..self.scenario.ranks)
                 .filter(|rank| !without.contains(rank))
                 .all(|rank| {
-                    let mut of_rank = events.iter().filter(|event| event.rank == rank);
-                    of_rank.any(|event| matches!(event.kind, EventKind::Left { .. }))
+                    let mut its_events = events.iter().filter(|event| event.rank == rank);
+                    its_events.any(|event| matches!(event.kind, EventKind::Left { .. }))
                 })
         })
     }

@@ -23,7 +23,7 @@ pub(crate) struct Row {
     pub(crate) in_time: Option<bool>,
     /// How many of these ranks got an error that named the right ranks, and how many were expected to.
     pub(crate) named: Option<(usize, usize)>,
-    /// The verdict's culprits, and whether they are right.
+    /// The verdict with the codes and the culprits of its findings, and whether they are right.
     pub(crate) verdict: Option<(String, bool)>,
     /// How many ranks left a record, and how many had to.
     pub(crate) records: Option<(usize, usize)>,
@@ -74,8 +74,8 @@ impl Row {
         let (mut latest, mut got, mut named, mut must_name) = (0, 0, 0, 0);
         for &rank in &expected_ranks {
             let has_failed = |event: &&Event| matches!(event.kind, EventKind::Failed { .. });
-            let mut of_rank = events.iter().filter(|event| event.rank == rank);
-            let first = of_rank.find(has_failed);
+            let mut its_events = events.iter().filter(|event| event.rank == rank);
+            let first = its_events.find(has_failed);
             let Some(Event {
                 kind: EventKind::Failed { ranks, text, .. },
                 at_ms,

@@ -1,7 +1,7 @@
 //! Finds what a job leaves behind outside its ranks.
 
 use crate::job::{Job, SLACK};
-use crate::processes::{POLL_INTERVAL, of_folder};
+use crate::processes::{POLL_INTERVAL, processes_of};
 use crate::rank::EventKind;
 use crate::scenario::{Act, Fault, Start};
 use std::net::TcpListener;
@@ -19,15 +19,15 @@ impl Job<'_> {
         if self.scenario.start != Start::Launcher || loses_launcher {
             let events = self.events();
             let culprits = self.scenario.culprits;
-            let of_culprits = events.iter().filter(|event| culprits.contains(&event.rank));
-            expected.extend(of_culprits.map(|event| event.pid));
+            let theirs = events.iter().filter(|event| culprits.contains(&event.rank));
+            expected.extend(theirs.map(|event| event.pid));
         }
         if loses_launcher {
             expected.extend(self.children.iter().map(std::process::Child::id));
         }
         let until = Instant::now() + SLACK;
         loop {
-            let left = of_folder(&self.folder).into_iter();
+            let left = processes_of(&self.folder).into_iter();
             let left: Vec<u32> = left.filter(|pid| !expected.contains(pid)).collect();
             if left.is_empty() || Instant::now() >= until {
                 return left.iter().map(|pid| format!("process {pid}")).collect();
@@ -39,7 +39,7 @@ impl Job<'_> {
     /// What is left after all processes of the job have ended, and it has started again and ended cleanly:
     /// processes, sockets, temporary files, and files in `/dev/shm`; and whether its port is in use.
     pub(crate) fn rest(&self) -> Vec<String> {
-        let mut left: Vec<String> = of_folder(&self.folder)
+        let mut left: Vec<String> = processes_of(&self.folder)
             .into_iter()
             .filter(|&pid| self.observers.iter().all(|observer| observer.id() != pid))
             .map(|pid| format!("process {pid} after the restart"))
@@ -62,9 +62,9 @@ impl Job<'_> {
             let name = path.file_name().unwrap_or_default();
             name.as_encoded_bytes().starts_with(b".")
         }));
-        let of_job = |path: &PathBuf| path.to_string_lossy().contains(&self.name);
+        let names_job = |path: &PathBuf| path.to_string_lossy().contains(&self.name);
         let in_memory = files_below(Path::new("/dev/shm")).into_iter();
-        files.extend(in_memory.filter(|path| of_job(path) && !is_record(path)));
+        files.extend(in_memory.filter(|path| names_job(path) && !is_record(path)));
         files.sort();
         files.dedup();
         left.extend(files.iter().map(|path| path.display().to_string()));

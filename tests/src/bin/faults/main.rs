@@ -134,7 +134,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tries rows and prints them; returns whether all were right.
+/// Tries rows and prints them; returns whether all those are right that can be tried on this system.
 fn table<'a>(
     rows: impl Iterator<Item = &'a Scenario>,
     verbose: bool,
@@ -168,7 +168,7 @@ fn table<'a>(
     }
     println!("{right} of {tried} rows right, {skipped} skipped");
     if tried + skipped == 0 {
-        bail!("no row has this name");
+        bail!("no row has such a name");
     }
     Ok(right == tried)
 }
@@ -384,9 +384,9 @@ fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     let mut blames = Vec::new();
     for event in &events {
         if let EventKind::Failed { ranks, text, .. } = &event.kind {
-            let of_intruder = matches!(scenario.fault, Fault::Duplicate | Fault::Foreign)
+            let is_intruders_own = matches!(scenario.fault, Fault::Duplicate | Fault::Foreign)
                 && scenario.culprits.contains(&event.rank);
-            if !of_intruder {
+            if !is_intruders_own {
                 blames.push((event.rank, ranks.clone(), text.clone()));
             }
         }

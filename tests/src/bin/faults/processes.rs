@@ -53,7 +53,7 @@ pub(crate) fn wait_until_stopped_or_gone(pid: u32) {
 }
 
 /// The processes whose arguments contain this path, without those that have ended.
-pub(crate) fn of_folder(folder: &Path) -> Vec<u32> {
+pub(crate) fn processes_of(folder: &Path) -> Vec<u32> {
     let folder = folder.as_os_str().as_encoded_bytes();
     let has_folder = |pid: &u32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -58,7 +58,7 @@ pub(crate) enum EventKind {
     Began,
     /// The rank has completed several steps.
     Ready,
-    /// The rank applies its fault to itself.
+    /// The rank applies its fault to itself, or is about to need the store that the driver has stopped.
     Fault,
     /// The rank waits for the driver before it shuts down.
     Held,

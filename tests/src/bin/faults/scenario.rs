@@ -184,7 +184,7 @@ pub(crate) enum Hit {
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Each of the ranks does this to itself.
+    /// Each of the culprits does this to itself.
     Itself(Act, At),
     /// The launcher gets the signal of the first act, and then the rank that of the second. With `None`, nothing
     /// happens to the rank, and a launcher that was stopped is resumed after the time-out of operations.
@@ -233,7 +233,7 @@ pub(crate) enum Fault {
     OtherUser,
     /// The disk of the dumps does not respond, and the rank freezes.
     DiskStalls,
-    /// The FIFO that asks the rank for dumps is written to all the time.
+    /// The FIFO that asks the rank for dumps is written to every 50 ms, for half of the time-out.
     Pipe,
 }
 
@@ -266,6 +266,7 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) start: Start,
     pub(crate) fault: Fault,
+    /// The ranks at fault.
     pub(crate) culprits: &'static [u32],
     pub(crate) expect: Expect,
     /// Whether the row is in the short list.

@@ -196,15 +196,15 @@ fn opens(path: &Path, write: bool) -> bool {
 }
 
 fn try_files(args: &StrangerArgs, note: &mut impl FnMut(String, bool)) {
-    let of_job = args.rings.join(&args.job);
-    for folder in [&args.rings, &of_job] {
+    let job_folder = args.rings.join(&args.job);
+    for folder in [&args.rings, &job_folder] {
         let shown = folder.display();
         note(format!("list {shown}"), fs::read_dir(folder).is_ok());
         let planted = folder.join("planted");
         note(format!("write to {shown}"), File::create(planted).is_ok());
     }
     for rank in 0..args.pids.len() {
-        let ring = of_job.join(format!("{rank}.0.ring"));
+        let ring = job_folder.join(format!("{rank}.0.ring"));
         let socket = ring.with_extension("sock");
         let connected = UnixStream::connect(&socket).is_ok();
         note(format!("connect to {}", socket.display()), connected);

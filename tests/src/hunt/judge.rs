@@ -35,7 +35,7 @@ pub struct Truth {
 pub enum Grade {
     /// What it states is true, and it states what must be stated.
     Right,
-    /// It states nothing false, and leaves open what is wrong or by whom.
+    /// It states nothing that is clearly false, but leaves open what is wrong or by whom.
     Doubt,
     /// It states something false.
     Wrong,
@@ -88,12 +88,12 @@ impl Truth {
         };
         let ranks: Vec<Rank> = (0..case.job.world()).collect();
         let is_over = ranks.iter().all(|rank| gone(rank).is_some());
-        let in_order = |rank: &Rank| gone(rank).is_some_and(|gone| gone.code == Some(0));
+        let ended_in_order = |rank: &Rank| gone(rank).is_some_and(|gone| gone.code == Some(0));
         Self {
             waited: waited.max().unwrap_or(0),
             has_crashed: struck.iter().any(crashed),
             is_over,
-            ended_well: is_over && ranks.iter().all(in_order),
+            ended_well: is_over && ranks.iter().all(ended_in_order),
             was_cancelled: history.asked.is_some_and(|asked| asked <= latest),
             guilty,
         }

@@ -40,7 +40,7 @@ pub enum Look {
     After,
     /// Every process is asked for a dump, some later than others. Those that are stopped or gone write none.
     Asked,
-    /// The dumps that a time-out has made processes write.
+    /// The dumps that processes have written by themselves, at a time-out or another failure.
     Left,
 }
 
@@ -52,9 +52,9 @@ pub struct Case {
     pub job: Job,
     /// The faults that have a place in the job.
     pub faults: Vec<Fault>,
-    /// When the records are taken.
+    /// How the records are taken.
     pub look: Look,
-    /// The latest of these moments, ns since the start.
+    /// When the last of them is taken, ns since the start of the job.
     pub moment: i64,
     /// What is true then.
     pub truth: Truth,
@@ -66,7 +66,7 @@ pub struct Case {
     pub logs: Vec<(String, String)>,
     /// The settings of the analysis, with the files' times.
     pub policy: Policy,
-    /// The rank whose record is lost.
+    /// The rank whose record is lost, if one is.
     pub lost: Option<Rank>,
     history: History,
 }

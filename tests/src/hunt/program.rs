@@ -245,7 +245,7 @@ fn inject(job: &Job, fault: Fault, index: usize, program: &mut Vec<Act>) -> bool
             && call.op != OpType::Barrier)
     };
     let next = (from..program.len()).find(|&at| is_collective(&program[at]));
-    let changed = |program: &mut Vec<Act>, at: usize, change: &dyn Fn(&mut Call)| {
+    let change_call = |program: &mut Vec<Act>, at: usize, change: &dyn Fn(&mut Call)| {
         if let Act::Issue(call) = &mut program[at] {
             change(call);
         }
@@ -270,22 +270,23 @@ fn inject(job: &Job, fault: Fault, index: usize, program: &mut Vec<Act>) -> bool
             true
         }
         Wrong::OtherOperation => next.is_some_and(|at| {
-            changed(program, at, &|call| {
+            change_call(program, at, &|call| {
                 call.op = match call.op {
                     OpType::AllReduce => OpType::Broadcast,
                     _ => OpType::AllReduce,
                 };
             })
         }),
-        Wrong::OtherSize => next
-            .is_some_and(|at| changed(program, at, &|call| call.elements = call.elements * 2 + 1)),
+        Wrong::OtherSize => next.is_some_and(|at| {
+            change_call(program, at, &|call| call.elements = call.elements * 2 + 1)
+        }),
         Wrong::OtherType => {
-            next.is_some_and(|at| changed(program, at, &|call| call.dtype = "Float"))
+            next.is_some_and(|at| change_call(program, at, &|call| call.dtype = "Float"))
         }
         Wrong::OtherRoot => {
             let has_root = |act: &Act| matches!(act, Act::Issue(call) if call.root.is_some());
             let next = (from..program.len()).find(|&at| has_root(&program[at]));
-            next.is_some_and(|at| changed(program, at, &|call| call.root = Some(1)))
+            next.is_some_and(|at| change_call(program, at, &|call| call.root = Some(1)))
         }
         Wrong::SkipsBatch => {
             let part = |act: &Act| match act {
@@ -321,12 +322,13 @@ fn inject(job: &Job, fault: Fault, index: usize, program: &mut Vec<Act>) -> bool
                 matches!(act, Act::Issue(call) if call.group == first.group && call.peer.is_none()
                     && (call.op, call.elements) != (first.op, first.elements))
             };
-            let stop = |act: &Act| matches!(act, Act::Step(_));
+            let is_step = |act: &Act| matches!(act, Act::Step(_));
             let mut later = at + 1..program.len();
-            let Some(other) = later.find(|&at| is_other(&program[at]) || stop(&program[at])) else {
+            let Some(other) = later.find(|&at| is_other(&program[at]) || is_step(&program[at]))
+            else {
                 return false;
             };
-            if stop(&program[other]) {
+            if is_step(&program[other]) {
                 return false;
             }
             program.swap(at, other);

@@ -364,7 +364,7 @@ impl<'a> Writer<'a> {
                     }
                 });
                 let ranks: Vec<LaunchedRank> = ranks.collect();
-                let of_host = ranks.iter().map(|rank| rank.rank).next().unwrap_or(0);
+                let first_rank = ranks.iter().map(|rank| rank.rank).next().unwrap_or(0);
                 let asked = self.history.asked.filter(|&asked| asked <= moment);
                 LaunchRecord {
                     schema: LaunchRecord::SCHEMA.to_owned(),
@@ -373,15 +373,15 @@ impl<'a> Writer<'a> {
                     node: host,
                     world_size: job.world(),
                     launcher_pid: 999,
-                    started_ns: self.wall(of_host, -SECOND),
+                    started_ns: self.wall(first_rank, -SECOND),
                     ended_ns: match ranks.iter().all(|rank| rank.end.is_some()) {
-                        true => self.wall(of_host, self.history.last),
+                        true => self.wall(first_rank, self.history.last),
                         false => 0,
                     },
                     received: asked
                         .map(|at| LaunchSignal {
                             signal: 15,
-                            time_ns: self.wall(of_host, at),
+                            time_ns: self.wall(first_rank, at),
                         })
                         .into_iter()
                         .collect(),

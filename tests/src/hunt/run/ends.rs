@@ -14,14 +14,14 @@ impl Run<'_> {
     /// The time-out of an operation passes: with NCCL all ranks write dumps and abort, with other backends the
     /// operation fails on this rank. Returns false if the operation is not pending, or the rank cannot act.
     pub(super) fn time_out(&mut self, rank: Rank, operation: usize, at: i64) -> bool {
-        if !self.acts(rank) || !self.is_pending(rank, operation, at) {
+        if !self.can_act(rank) || !self.is_pending(rank, operation, at) {
             return false;
         }
         if self.job.backend == Backend::Nccl {
             if !self.dumps {
                 self.dumps = true;
                 for other in 0..self.job.world() {
-                    if self.acts(other) {
+                    if self.can_act(other) {
                         let dumped = self.soon(at, 0, 1_500_000);
                         self.lives[other as usize].dumped = Some(dumped);
                         let aborted = self.soon(dumped, 1_000_000, 8_000_000);
@@ -48,15 +48,15 @@ impl Run<'_> {
         true
     }
 
-    /// An operation of a rank fails, because the process of the rank `by` has ended. Returns false as for a time-out.
-    pub(super) fn lose(&mut self, rank: Rank, operation: usize, by: Rank, at: i64) -> bool {
-        if !self.acts(rank)
+    /// An operation of a rank fails, because the process of the rank `gone` has ended. Returns false as for a time-out.
+    pub(super) fn lose(&mut self, rank: Rank, operation: usize, gone: Rank, at: i64) -> bool {
+        if !self.can_act(rank)
             || !self.is_pending(rank, operation, at)
             || self.runners[rank as usize].host == Host::Over
         {
             return false;
         }
-        self.fail(rank, operation, FailureKind::PeerGone, vec![by], at);
+        self.fail(rank, operation, FailureKind::PeerGone, vec![gone], at);
         self.raise(
             rank,
             "raised RuntimeError: Connection closed by peer [127.0.0.1]:4711",
@@ -78,7 +78,7 @@ impl Run<'_> {
         });
         let came: Vec<_> = came.collect();
         for &(rank, operation, call) in &came {
-            if !self.acts(rank) || !self.is_pending(rank, operation, at) {
+            if !self.can_act(rank) || !self.is_pending(rank, operation, at) {
                 continue;
             }
             let other = came.iter().find(|(_, _, other)| *other != call);
@@ -120,7 +120,7 @@ impl Run<'_> {
         if self.is_gone(rank) {
             return;
         }
-        if code == Some(1) && !self.acts(rank) {
+        if code == Some(1) && !self.can_act(rank) {
             return;
         }
         self.lives[rank as usize].gone = Some(Gone { at, code, signal });
@@ -129,7 +129,7 @@ impl Run<'_> {
         if self.job.backend != Backend::Nccl && failed {
             self.gone.insert(rank);
             for other in 0..self.job.world() {
-                if !self.acts(other) {
+                if !self.can_act(other) {
                     continue;
                 }
                 let pending: Vec<usize> = (0..self.lives[other as usize].operations.len())

@@ -20,6 +20,7 @@ pub(super) struct Operation {
     pub(super) issued: i64,
     /// When the rank was ready for it: its device, if there is one.
     pub(super) begun: Option<i64>,
+    /// When it ended on this rank.
     pub(super) ended: Option<i64>,
     /// When it failed on this rank.
     pub(super) failed: Option<i64>,
@@ -60,7 +61,7 @@ pub(super) struct Life {
     /// The steps of its program, with when each began.
     pub(super) steps: Vec<(i64, u32)>,
     pub(super) failures: Vec<Noted>,
-    /// When its watchdog wrote a dump because of a time-out.
+    /// When it wrote a dump by itself: at a time-out, or with rcomm's runtime at any failure.
     pub(super) dumped: Option<i64>,
 }
 
@@ -172,7 +173,7 @@ impl Run<'_> {
     }
 
     /// Whether the process of a rank can act.
-    fn acts(&self, rank: Rank) -> bool {
+    fn can_act(&self, rank: Rank) -> bool {
         let life = &self.lives[rank as usize];
         life.gone.is_none() && life.stopped.is_none()
     }
@@ -181,7 +182,7 @@ impl Run<'_> {
     fn happens(&mut self, at: i64, event: Event) -> bool {
         match event {
             Event::Host(rank) => {
-                if self.acts(rank) && self.runners[rank as usize].host == Host::Runs {
+                if self.can_act(rank) && self.runners[rank as usize].host == Host::Runs {
                     self.host(rank, at);
                 }
             }
@@ -193,16 +194,16 @@ impl Run<'_> {
             }
             Event::Done(key) => return self.done(key, at),
             Event::TimeOut(rank, operation) => return self.time_out(rank, operation, at),
-            Event::Lost(rank, operation, by) => return self.lose(rank, operation, by, at),
+            Event::Lost(rank, operation, gone) => return self.lose(rank, operation, gone, at),
             Event::Stop(rank) => {
-                if self.acts(rank) {
+                if self.can_act(rank) {
                     self.lives[rank as usize].stopped = Some(at);
                 }
             }
             Event::Kill(rank) => self.ends(rank, at, None, Some(9)),
             Event::Exit(rank) => self.ends(rank, at, Some(1), None),
             Event::Abort(rank) => {
-                if self.acts(rank) {
+                if self.can_act(rank) {
                     self.ends(rank, at, None, Some(6));
                 }
             }
@@ -218,7 +219,7 @@ impl Run<'_> {
             }
             Event::Terminate(rank) => {
                 // A stopped process does not end by SIGTERM.
-                if self.acts(rank) {
+                if self.can_act(rank) {
                     self.ends(rank, at, None, Some(15));
                 } else if !self.is_gone(rank) {
                     self.at(at + 10 * SECOND, Event::Kill(rank));
@@ -432,9 +433,9 @@ impl Run<'_> {
         if self.job.backend != Backend::Nccl {
             let members = self.members(key);
             let lost = members.iter().find(|member| self.gone.contains(member));
-            if let Some(&by) = lost {
+            if let Some(&gone) = lost {
                 let then = self.soon(at, 300, 8_000);
-                self.at(then, Event::Lost(rank, operation, by));
+                self.at(then, Event::Lost(rank, operation, gone));
             }
         }
         self.plan(key);
@@ -449,7 +450,8 @@ impl Run<'_> {
         }
     }
 
-    /// Plans the end of an operation, once all have come to it and agree on it.
+    /// Plans the end of an operation, once all have come to it and agree on it. If they do not agree, rcomm's backend
+    /// refuses it soon, and it never ends on another backend.
     fn plan(&mut self, key: Key) {
         let before = (key.0, key.1, key.2 - 1);
         let is_next = key.2 == 1
@@ -495,7 +497,7 @@ impl Run<'_> {
         let has_device = self.job.backend == Backend::Nccl;
         let can = |rank: &Rank| match has_device {
             true => !self.is_gone(*rank),
-            false => self.acts(*rank),
+            false => self.can_act(*rank),
         };
         // A send that ended early no longer needs its rank.
         let sender = key.1.filter(|_| self.job.sends_early);

@@ -84,7 +84,7 @@ pub(super) fn torchrun(case: &Case, lines: &mut Vec<Line>) {
                 code(&root.1)
             ),
         );
-        let rule = |with: &str| with.repeat(60);
+        let rule = |character: &str| character.repeat(60);
         let mut table = vec![rule("="), "train.py FAILED".to_owned(), rule("-")];
         table.push("Failures:".to_owned());
         let row = |index: usize, (rank, gone): &(Rank, Gone)| {

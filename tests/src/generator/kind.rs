@@ -124,7 +124,8 @@ impl Kind {
     /// Kinds in which all ranks of a host crash.
     pub const HOSTS: &'static [Self] = &[Self::HostDown, Self::HostsDown];
 
-    /// Kinds that are reported by a warning, or that do not stop the job.
+    /// Kinds that are reported by a warning, or that do not stop the job. Further ones are [`Self::Slow`] and
+    /// [`Self::Turns`].
     pub const WARNINGS: &'static [Self] = &[
         Self::Stalled,
         Self::ShortRing,

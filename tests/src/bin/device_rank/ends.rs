@@ -1,6 +1,6 @@
 //! Scenarios of communicators that are in use when they end, or when the program calls again: by graphs that hold
-//! operations, by kernels that hang, by launches during which memory is registered. One scenario counts the events that
-//! a burst of operations keeps.
+//! operations, or by kernels that hang. One more scenario has calls that must not reach the library, and another counts
+//! the events that a burst of operations keeps.
 
 use super::graph::Graphs;
 use super::stuck::Gate;

@@ -1,5 +1,5 @@
-//! The device or the library completes an operation late: the memory of an aborted operation stays alive until neither
-//! uses it any more.
+//! Scenarios in which the device, the library or a rank is late for an operation that ends without it. The memory of an
+//! aborted operation stays alive until neither the device nor the library uses it any more.
 
 use super::ends::wait_until;
 use super::stuck::Gate;

@@ -1,4 +1,4 @@
-//! Registers and deregisters memory of the program while operations are on their way.
+//! Registers and deregisters memory while operations are on their way.
 
 use super::communicators::backend;
 use super::stuck::Gate;
@@ -47,9 +47,9 @@ pub(super) fn deregister_used(world: &World, gpu: &Gpu) -> Result<()> {
     ];
     let gate = Gate::shut(world, gpu)?;
     let work = group.execute_async(all_reduce(&used)?)?;
-    let [first, last, of_idle] = registrations;
+    let [first, last, third] = registrations;
     // Neither call waits for the operation: it does not use `idle`, and `used` is still registered once.
-    backend.deregister(of_idle)?;
+    backend.deregister(third)?;
     backend.deregister(first)?;
     let is_shut = AtomicBool::new(true);
     std::thread::scope(|scope| {

@@ -323,15 +323,4 @@ mod tests {
             found.message
         );
     }
-
-    proptest! {
-        #[test]
-        fn any_bytes_after_the_magic_decode_without_a_panic(bytes: [u8; OP_HEADER_LEN]) {
-            let mut bytes = bytes;
-            bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
-            if let Some(op_header) = OpHeader::decode(&bytes) {
-                prop_assert_eq!(OpHeader::decode(&op_header.encode()), Some(op_header));
-            }
-        }
-    }
 }

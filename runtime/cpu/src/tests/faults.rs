@@ -1,5 +1,5 @@
 //! Errors name a rank that disagrees, is silent or ends; garbage from a rank ends in an error that names it, or in a
-//! time-out. Callers without the job's secret are refused.
+//! time-out. An abort ends a group's operations. Callers without the job's secret are refused.
 
 use super::*;
 use crate::mesh::ChannelRequest;
@@ -267,6 +267,8 @@ fn a_rank_that_met_the_others_and_did_not_connect_is_named() {
 fn callers_without_the_secret_are_refused_and_counted_and_do_not_affect_ranks() {
     world(2, Wiring::Tcp, |rig| {
         rig.run(Op::Barrier).unwrap();
+        // A connection that sends no bytes must not delay those that follow.
+        let mut silent = None;
         if rig.rank == 1 {
             let address = rig.store.get("cpu/addr/0", LONG).unwrap();
             let address = String::from_utf8(address).unwrap();
@@ -296,8 +298,7 @@ fn callers_without_the_secret_are_refused_and_counted_and_do_not_affect_ranks() 
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unauthorized, "{error}");
             assert_eq!(error.rank(), Some(0));
-            // A connection that sends no bytes must not delay the next one.
-            let _silent = TcpStream::connect(&address).unwrap();
+            silent = Some(TcpStream::connect(&address).unwrap());
             rig.store.set("refused", b"").unwrap();
         } else {
             rig.store.wait(&["refused"], LONG).unwrap();
@@ -324,6 +325,7 @@ fn callers_without_the_secret_are_refused_and_counted_and_do_not_affect_ranks() 
         }]))
         .unwrap();
         assert_eq!(data, [if rig.rank == 0 { 1 } else { 7 }]);
+        drop(silent);
     });
 }
 

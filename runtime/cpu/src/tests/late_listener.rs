@@ -51,7 +51,7 @@ fn callers_are_answered_once_the_rank_waits_for_one() {
 fn callers_are_answered_once_the_world_lets_the_thread_start() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let later = Later::new();
-    // The first to come gives out the memory of the host, which may need the thread at once.
+    // The first to come gives out the host's memory, so it needs its thread at once.
     let maker = open(&store, 0, Wiring::Shm, &later);
     assert!(maker.mesh.listens());
     let neighbor = open(&store, 1, Wiring::Shm, &later);

@@ -1,4 +1,5 @@
-//! A rank that ends directly after its last operation: the bytes that it has sent before must still arrive.
+//! Ranks that leave, and hosts and stores that do not answer: the bytes that a rank has sent before it leaves still
+//! arrive, no wait lasts beyond its limit, and errors name the rank that is missing.
 
 use super::*;
 use crate::mesh::ChannelRequest;

@@ -104,11 +104,11 @@ fn a_rank_without_descriptors_says_so_and_blames_no_peer() {
     let error = fd_passing::receive(&there, &mut [0; 4]).unwrap_err();
     assert!(error.to_string().contains(TOO_MANY), "{error}");
 
-    // The caller was not lost.
     drop(taken);
     // A rank that does not answer is named.
     let error = segment_of(1, &identity, "none", LONG).err().unwrap();
     assert_eq!((error.kind(), error.ranks()), (ErrorKind::Io, &[1][..]));
+    // The caller was not lost.
     let until = Instant::now() + LONG;
     while lower.mesh.try_connect(channel(1), &mut policy).is_err() {
         assert!(Instant::now() < until, "no caller is accepted any more");

@@ -10,7 +10,7 @@ pub use crate::p2p::fuzz::receive_any_bytes;
 
 /// Reads `bytes` as each of the messages of fixed length that ranks send: a handshake, a header before a collective, an
 /// offer of memory, and the description of a part and the request of a window.
-pub fn read_handshakes(bytes: &[u8]) {
+pub fn read_fixed_messages(bytes: &[u8]) {
     let identity = Identity::new(1, 4, "job", &Secret::from_text("secret"));
     if let Some(handshake) = bytes.first_chunk::<HANDSHAKE_LEN>() {
         // Any result is accepted, but the decoder must not panic.
@@ -52,7 +52,7 @@ mod tests {
                     *byte ^= 0x81;
                 }
                 for bytes in [&changed[..], &input[..offset]] {
-                    read_handshakes(bytes);
+                    read_fixed_messages(bytes);
                     receive_any_bytes(bytes).expect("a connection over the loopback interface");
                 }
             }

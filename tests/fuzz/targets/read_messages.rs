@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcomm::fuzzing::{read_handshakes, receive_any_bytes};
+use rcomm::fuzzing::{read_fixed_messages, receive_any_bytes};
 
 fuzz_target!(|bytes: &[u8]| {
-    read_handshakes(bytes);
+    read_fixed_messages(bytes);
     receive_any_bytes(bytes).expect("a connection over the loopback interface");
 });

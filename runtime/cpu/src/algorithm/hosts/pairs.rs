@@ -78,7 +78,7 @@ pub(super) fn all_to_all(
         }
         message.bytes.resize(len, 0);
     }
-    let received = exchange_counts(via, &starts, &sent, sizes, policy)?;
+    let received = find_received(via, &starts, &sent, sizes, policy)?;
     let own = layout.index_on_host();
     show_inputs(
         via,
@@ -218,7 +218,7 @@ struct Received {
 /// Returns where the parts for this rank are in the messages from other hosts, and the lengths of the messages that
 /// this rank carries. If sizes differ, the carriers exchange the sizes between hosts, and show them to the ranks of
 /// their host.
-fn exchange_counts(
+fn find_received(
     via: &mut HostTransports<'_>,
     starts: &[Vec<usize>],
     sent: &[Message],
@@ -235,7 +235,7 @@ fn exchange_counts(
             .collect()
     };
     let each = starts[own][1] as u64;
-    let mut counts: Vec<Vec<u64>> = (0..here)
+    let mut part_lens: Vec<Vec<u64>> = (0..here)
         .map(|index| vec![each; counts_of(index).iter().sum()])
         .collect();
     if sizes == Sizes::Listed {
@@ -259,20 +259,20 @@ fn exchange_counts(
         via.channels.drive(&mut transfers, policy)?;
         drop(transfers);
         let theirs = theirs.concat();
-        let used = counts.iter().map(|counts| counts.len() * 8).max();
+        let used = part_lens.iter().map(|lens| lens.len() * 8).max();
         let used = used.unwrap_or(0);
         let host_exchange = &mut *via.host_exchange;
         host_exchange.fill(used, |slot, _| {
             slot[..theirs.len()].copy_from_slice(&theirs)
         });
         host_exchange.run_agreed_phase(&[], used, policy)?;
-        for (index, counts) in counts.iter_mut().enumerate() {
+        for (index, lens) in part_lens.iter_mut().enumerate() {
             let bytes = match index == own {
                 true => &theirs[..],
                 false => host_exchange.slot(index),
             };
-            for (count, read) in counts.iter_mut().zip(decode(bytes)) {
-                *count = read;
+            for (len, read) in lens.iter_mut().zip(decode(bytes)) {
+                *len = read;
             }
         }
     }
@@ -281,8 +281,8 @@ fn exchange_counts(
         parts: Vec::new(),
         longest: 0,
     };
-    for (index, counts) in counts.into_iter().enumerate() {
-        let starts = self::starts(counts.into_iter());
+    for (index, lens) in part_lens.into_iter().enumerate() {
+        let starts = self::starts(lens.into_iter());
         let mut position = 0;
         for host in carried_by(layout, index) {
             let first = starts[position];

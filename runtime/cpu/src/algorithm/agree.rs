@@ -1,4 +1,4 @@
-//! Sends all headers, with the few bytes that follow each, to all ranks in ⌈log2 n⌉ messages per rank.
+//! Sends all headers, with the bytes that follow each, to all ranks in ⌈log2 n⌉ messages per rank.
 //!
 //! The algorithm is Bruck's all-gather (1997). A *block* is one rank's header and its inline bytes.
 //! Blocks are kept in the order own, own + 1, own + 2, ... (modulo n); in the round of distance d = 1,
@@ -23,12 +23,14 @@ const MAX_MESSAGE: usize = 1 << 30;
 /// The exchange of headers, and the bytes after each, between participants; it keeps what the last exchange gave.
 #[derive(Default)]
 pub(super) struct Agreement {
+    /// The header of each participant in the last exchange.
     op_headers: Vec<OpHeader>,
     /// Number of exchanges so far. It must be the same on all ranks and is checked in every message, so that ranks that
     /// run different steps detect it.
     exchanges: u64,
     /// Space for the head of the next message, then the blocks that this rank has so far.
     outgoing: Vec<u8>,
+    /// The blocks that the last round has received.
     incoming: Vec<u8>,
     /// The offset in `outgoing` at which each block starts, and the end of the last block.
     starts: Vec<usize>,
@@ -44,7 +46,8 @@ pub(super) struct Participants<'a> {
 }
 
 impl Agreement {
-    /// Exchanges headers, and the bytes `inline` after each, with the other ranks. The caller compares the headers.
+    /// Exchanges headers, and the bytes `inline` after each, with the other ranks; `op_header.inline` is their number.
+    /// The caller compares the headers.
     pub(super) fn exchange(
         &mut self,
         channels: &mut Channels,

@@ -4,13 +4,14 @@
 //! which has several of its ranks, [`hosts`] divides the work between each host and the network. All other
 //! groups use channels, and so do groups for which the shared memory of a host has no space:
 //!
-//! | pattern | algorithm | bytes that a rank sends, n ranks, s bytes |
+//! | pattern | algorithm | bytes that a rank sends: n ranks, s bytes of data, or p bytes in each part |
 //! |---|---|---|
-//! | headers and small data | [`agree`]: doubling | s (n-1) in ⌈log2 n⌉ messages |
+//! | headers and small data | [`agree`]: doubling | p (n-1) in ⌈log2 n⌉ messages |
 //! | all_reduce of two ranks | [`swap`]: each sends all, and both combine | s |
 //! | all_reduce | [`exchange`]: direct reduce-scatter, then all-gather | 2 s (n-1)/n |
 //! | reduce | [`exchange`]: direct reduce-scatter, then gather at the root | s |
-//! | reduce_scatter, all_gather, all_to_all, gather, scatter | [`exchange`]: direct | s (n-1)/n, or s (n-1) |
+//! | reduce_scatter, all_gather, all_to_all | [`exchange`]: direct | p (n-1) |
+//! | gather, scatter | [`exchange`]: direct | p from each rank but the root; p (n-1) from the root |
 //! | broadcast | [`chain`]: pipeline | s |
 //!
 //! Reductions combine in order of ranks, so that all algorithms, including those over shared memory, give the
@@ -151,7 +152,8 @@ impl ChannelEngine {
     }
 }
 
-/// Returns the plan's choice for this operation, among the algorithms that `allows` permits.
+/// Returns the plan's choice for this operation: `Notice` only for data that is small enough to be sent with the
+/// headers, any other algorithm only if `allows` permits it.
 ///
 /// The choice depends only on the plan and on what the headers hold, so ranks whose headers agree choose the same.
 fn choose(
@@ -196,7 +198,8 @@ fn extent(collective: &Collective<'_>, position: Position) -> (Pattern, usize) {
     }
 }
 
-/// Returns this rank's input if the collective's inputs can be sent with the headers.
+/// Returns this rank's input if the collective is of a kind whose inputs can be sent with the headers. The caller
+/// checks their size.
 fn small_input<'a>(collective: &'a Collective<'_>, position: Position) -> Option<&'a [u8]> {
     match collective {
         Collective::Barrier => Some(&[]),

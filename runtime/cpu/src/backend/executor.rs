@@ -122,6 +122,7 @@ impl Pending for Issued {
 struct Task {
     op: Op<'static>,
     call: Call,
+    /// The messages of sends and receives; empty for a collective.
     requests: Vec<Request>,
     issued: Arc<Issued>,
     /// When the task was issued, see [`CpuGroup::begin_message`].

@@ -48,7 +48,7 @@ pub(crate) struct CpuGroup {
     /// Whether all members share memory, and collectives use it.
     pub(crate) is_in_memory: bool,
     pub(crate) punctuality: Punctuality,
-    /// The thread that publishes this rank's reason for giving up.
+    /// The thread that publishes this rank's reason for giving up, and then releases the peers.
     pub(crate) notice: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) enum CollectiveEngine {
     ShmExchange(ShmEngine),
     /// No ranks of the group share memory, or all do but the segment has no space for the group.
     Channels(Box<ChannelEngine>),
-    /// The ranks of the group are on several hosts, and those of at least one host share memory.
+    /// The ranks of the group are on several hosts, at least one of which has several of them.
     Hosts(Box<HostsEngine>),
 }
 
@@ -193,7 +193,8 @@ impl CpuGroup {
         }
     }
 
-    /// Runs a collective in its turn. Calls `started` as soon as the turn begins, with whether it had to wait.
+    /// Runs a collective in its turn. Calls `started` as soon as the turn begins, with whether the caller had to wait
+    /// for that.
     pub(crate) fn run_collective(
         &self,
         op: &mut Op<'_>,

@@ -79,7 +79,7 @@ impl CpuFactory {
 
     /// Number of connections to this rank whose handshake was not completed: the caller was refused (it did not prove
     /// the job's secret, did not use the job's TLS, had another job, protocol or user, or took this rank for another),
-    /// or the connection ended or expired.
+    /// or the connection ended, expired or was closed to make room for others.
     pub fn refused(&self) -> u64 {
         self.mesh.refused()
     }
@@ -143,6 +143,7 @@ struct Windows {
     opened: u64,
     /// The groups of windows whose opening may not have finished.
     opening: Vec<Weak<CpuGroup>>,
+    /// The windows that were opened and may not have been dropped.
     open: Vec<Weak<CpuWindow>>,
 }
 

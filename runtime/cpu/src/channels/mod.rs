@@ -142,6 +142,7 @@ impl<'a> Transfer<'a> {
 /// The channels to all members of a group; each is connected when it is first used.
 pub(super) struct Channels {
     mesh: Arc<Mesh>,
+    /// The group's number in the whole job.
     group: u64,
     kind: ChannelKind,
     /// Members by their ranks in the world.

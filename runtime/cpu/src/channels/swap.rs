@@ -4,7 +4,7 @@
 use crate::transport::Channel;
 use std::io;
 
-/// Bytes that are combined at a time, except for the last block: whole elements, in the same blocks on both ranks.
+/// Received bytes are combined in multiples of this many, except for the last ones: in whole elements.
 const BLOCK: usize = 4 << 10;
 /// How many bytes sending may be ahead of receiving: enough that few calls are needed, and few enough that
 /// the bytes are still in the caches when the peer reads them.

@@ -4,7 +4,7 @@
 //! the store most likely leads to the other ranks too, and a job whose store is on the loopback interface stays
 //! there. If other hosts of the job cannot reach that address, the rank publishes the host's first address that is
 //! not a loopback address. If the configuration names network interfaces, the rank publishes an address of each.
-//! Without a network interface and without the store's address, it publishes 127.0.0.1.
+//! If the configuration has neither network interfaces nor the store's address, the rank publishes 127.0.0.1.
 
 use crate::transport::interfaces;
 use rcomm_core::backend::support::addresses_of;
@@ -163,7 +163,7 @@ impl Interfaces {
     }
 
     /// Returns an address of the interface `name`: `route`, the address that leads to the store, if the interface has
-    /// it; else the first of the same family; else the first.
+    /// it; else the first of the same family; else the first. Without a route, IPv4 comes before IPv6.
     fn address_on(&self, name: &str, route: Option<IpAddr>) -> Result<IpAddr> {
         let refuse = |reason: &str| {
             Error::new(

@@ -58,6 +58,7 @@ const SEPARATOR: char = ':';
 
 /// What this rank has learned about its host.
 pub(crate) struct Host {
+    /// The host's name; [`NONE`] if this rank shares no memory.
     name: String,
     /// The note that the other ranks read: the name, and where this rank runs.
     note: Note,
@@ -67,6 +68,7 @@ pub(crate) struct Host {
     is_separation_reported: AtomicBool,
     /// The notes of other ranks that were read from the store.
     notes: Mutex<HashMap<Rank, Note>>,
+    /// The memory that the ranks of this host share; `None` if this rank shares none.
     segment: Option<Arc<Segment>>,
     /// Whether all ranks are on one host, according to the launcher.
     is_single_host: bool,
@@ -111,8 +113,8 @@ impl Note {
 type SegmentServer = Option<(UnixListener, Arc<Segment>)>;
 
 impl Host {
-    /// Makes the segment of this host, or requests it from the rank that made it, if the world's transport
-    /// allows shared memory.
+    /// Makes the segment of this host, or gets it from the rank that made it, if the world's transport allows shared
+    /// memory.
     ///
     /// # Errors
     /// `Store` if the store fails or has an invalid entry. Any other error, mostly `Io`, is returned only if the
@@ -162,7 +164,7 @@ impl Host {
         (host_key(rank), self.note.write())
     }
 
-    /// Makes the segment, or requests it from the rank that made it. Sets `name` and `segment`.
+    /// Makes the segment, or gets it from the rank that made it. Sets `name` and `segment`.
     fn share(
         &mut self,
         world: &WorldContext,
@@ -550,6 +552,7 @@ fn request_segment(
         (Some(Decision::Welcome), Some(file)) => {
             Segment::attach(file, identity.rank, identity.world_size as usize)
         }
+        (Some(Decision::Welcome), None) => Err(io::Error::other("it sent no shared memory")),
         (other, _) => Err(refused(other)),
     }
 }

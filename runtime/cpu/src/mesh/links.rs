@@ -42,6 +42,7 @@ pub(crate) struct Links {
 struct Peer {
     /// The peer's row in the ring.
     row: PeerHandle,
+    /// How many bytes the connections have carried.
     counts: Arc<Counts>,
     sockets: Vec<Weak<TcpStream>>,
     /// Whether this host's own system has ended one of the connections.
@@ -51,8 +52,8 @@ struct Peer {
 impl Peer {
     /// Writes an error of the system on a connection into the peer's row.
     ///
-    /// The connection may have ended long before this process noticed: it may have been stopped, or have used the
-    /// connection for nothing. So the last sign of life that the system knows of counts, and the time from then to now
+    /// The connection may have ended long before this process noticed: the process may have been stopped, or have used
+    /// the connection for nothing. So the last sign of life that the system knows of counts, and the time from then to now
     /// is no silence of the peer, unless the error says that the system gave up because nothing came.
     fn record_error(&self, recorder: &FlightRecorder, errno: i32) {
         let now = recorder.now();

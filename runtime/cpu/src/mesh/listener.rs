@@ -105,7 +105,7 @@ pub(super) struct Listener {
     without_tls: Vec<(TcpStream, Instant)>,
 }
 
-/// How many handshakes may be in progress.
+/// How many handshakes may be in progress: [`MAX_HANDSHAKES`], [`MAX_OF_HOST`] and [`LEAST_TIME`], except in tests.
 #[derive(Clone, Copy)]
 struct Limits {
     total: usize,

@@ -81,6 +81,7 @@ pub(super) struct PeerChannel {
     pub(super) accepted: Vec<(Frame, u64)>,
     /// Messages and offers that no receive has taken yet, in order of arrival.
     pub(super) kept: VecDeque<UnexpectedMessage>,
+    /// Number of bytes that `kept` counts toward [`MAX_KEPT_BYTES`].
     pub(super) kept_bytes: usize,
     /// Sends that have not started, in the order in which they were posted.
     pub(super) queued_sends: VecDeque<u64>,

@@ -2,7 +2,8 @@
 //! most four preemptions.
 //!
 //! The model is one direction of a [stream](super::shm) that holds one value. It fails if a cell is written while it
-//! is read, if a value is not the next one, or if a sleeper is never woken. Variants without a step on which the
+//! is read, if a value is not the next one, if ring and cells are not read in the order in which they were written, or
+//! if a sleeper is never woken. Variants without a step on which the
 //! protocol relies must fail: otherwise the model would prove nothing.
 
 use loom::cell::UnsafeCell;
@@ -11,6 +12,7 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::thread;
 use std::sync::atomic::AtomicUsize;
 
+/// Number of values that the writer passes to the reader.
 const VALUES: u32 = 2;
 
 /// The protocol, or a variant of it.

@@ -196,7 +196,7 @@ impl<'a> WaitPolicy<'a> {
         self.check_and_pause(is_here)
     }
 
-    /// How long this wait has polled without success; zero until it has read the clock for the first time.
+    /// How long this wait has lasted since the last progress; zero until it has read the clock for the first time.
     pub(crate) fn idle(&self) -> Duration {
         self.idle_since
             .map_or(Duration::ZERO, |since| since.elapsed())

@@ -3,7 +3,7 @@
 //!
 //! 1. In one phase, the ranks of a host compare signatures and show each other their bytes. If signatures
 //!    differ, they show their headers in another phase.
-//! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
+//! 2. The first rank of each host sends its host's headers and bytes to the other hosts' first ranks ([`Agreement`]).
 //! 3. The first rank of each host shows the result to the other ranks of its host: the data of all ranks (for lists of
 //!    counts, only the largest sum), or the reason why there is no agreement.
 
@@ -60,6 +60,7 @@ pub(super) struct HostAgreement {
     /// The largest sum of a rank's list of counts, in bytes: a list has the parts of a rooted operation, or those that
     /// the rank sends.
     max_listed: usize,
+    /// The exchange between the hosts' first ranks.
     agreement: Agreement,
 }
 

@@ -1,4 +1,5 @@
-//! [`Hierarchy`]: whether the hosts of a group use their shared memory, which each host publishes in the group's store.
+//! [`Hierarchy`]: whether the hosts of a group use their shared memory. Each host with several ranks of the group
+//! publishes in the group's store whether it has an exchange area.
 
 use crate::wait::{Failure, Interrupted, WaitPolicy};
 use rcomm_core::store::{Store, StoreQuery, absent_among};
@@ -94,7 +95,8 @@ impl Hierarchy {
     }
 }
 
-/// Waits for the keys. If they do not all appear, asks which are absent, if that is to be known by `names_by`.
+/// Waits for the keys. If they do not all appear within `wait`, asks which are absent; does not ask if `names_by`, the
+/// deadline of that answer, is `None`.
 fn ask(
     store: &dyn Store,
     keys: &[String],

@@ -1,14 +1,14 @@
 //! Collectives of a group on several hosts, at least one of which has several of its ranks. They use shared memory
 //! inside a host and channels between hosts, and send each byte between two hosts as few times as possible.
 //!
-//! | pattern | between hosts | inside a host | bytes out of a host, h hosts, n ranks, s bytes |
+//! | pattern | between hosts | inside a host | bytes out of a host, at most: h hosts, n ranks, s bytes of data, or p bytes in each part |
 //! |---|---|---|---|
-//! | headers, barrier, small data ([`agree`]) | doubling, first ranks only | one phase before, one after | less than n × s in ⌈log2 h⌉ messages |
+//! | headers, barrier, small data ([`agree`]) | doubling, first ranks only | one phase before, one after | n × p in ⌈log2 h⌉ messages |
 //! | all_reduce, reduce, reduce_scatter ([`chain`]) | from host to host; results back | each rank combines a stripe | 2 s for all_reduce, s for the others |
 //! | broadcast ([`spread`]) | from host to host, by stripes | all data before, stripes put together after | s |
-//! | all_gather ([`spread`]) | each host's parts to all others | parts put together after | s (h-1) × ranks of the host |
-//! | gather, scatter ([`rooted`]) | one message between the root and each host | parts collected before or handed out after | s of each rank |
-//! | all_to_all ([`pairs`]) | one message from each host to each other | parts collected before, handed out after | s × ranks of both hosts |
+//! | all_gather ([`spread`]) | each host's parts to all others | parts put together after | p (h-1) × ranks of the host |
+//! | gather, scatter ([`rooted`]) | one message between the root and each host | parts collected before or handed out after | p × ranks of the host that is not the root's |
+//! | all_to_all ([`pairs`]) | one message from each host to each other | parts collected before, handed out after | to each host: p × ranks here × ranks there |
 //!
 //! A *stripe* is the part of the data that one rank of each host sends. The number of stripes is the number of ranks
 //! on the host with the fewest. The ranks with a stripe send between hosts at the same time, each over its own
@@ -16,8 +16,8 @@
 //!
 //! Reductions combine in order of ranks: the first host sends its result to the second, which combines its ranks'
 //! values with it one by one and forwards the result. The last host has the complete result and sends it back, or only
-//! to the ranks that get it. So the result has the same bits as with every other algorithm here, and the hosts send no
-//! more bytes than in a ring. If the ranks of a host are not consecutive in the group, reductions of more than small
+//! to the ranks that get it. So the result has the same bits as with every other algorithm here, and the hosts together
+//! send no more bytes than in a ring. If the ranks of a host are not consecutive in the group, reductions of more than small
 //! data use [`ChannelEngine`] instead.
 
 mod agree;
@@ -51,6 +51,7 @@ pub(crate) struct HostsEngine {
     host_exchange: HostExchange,
     agreement: HostAgreement,
     chain: Chain,
+    /// Runs what uses channels alone. The hosts send over its channels in all other operations too.
     engine: ChannelEngine,
     store: Arc<dyn Store>,
     plan: Plan,

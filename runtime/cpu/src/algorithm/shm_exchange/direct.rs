@@ -329,6 +329,7 @@ impl PhaseContext<'_, '_> {
         Ok(self.policy.check()?)
     }
 
+    /// Ends the ranks' access to each other's memory. Returns `None`, since no collective is left to run.
     fn end<'a>(&mut self, access: DirectAccess<'_>) -> Result<Option<Collective<'a>>, Failure> {
         access.end(self).map(|()| None)
     }

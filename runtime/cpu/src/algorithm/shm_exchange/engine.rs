@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub(crate) struct ShmEngine {
     shm_exchange: ShmExchange,
     copier: AdaptiveCopy,
+    /// The members by their ranks in the world.
     ranks: Arc<[Rank]>,
     /// The maximum size in bytes of an all_reduce in which every rank combines all inputs, in one phase.
     max_whole: usize,

@@ -249,7 +249,8 @@ impl PhaseContext<'_, '_> {
     }
 }
 
-/// Copies a piece of a result of `result_len` bytes; bypasses the caches if the result does not fit into them.
+/// Copies a piece of a result of `result_len` bytes, past the caches if it has [`STREAMED`] bytes or more: it would not
+/// stay in them.
 pub(super) fn copy_result(to: &mut [u8], from: &[u8], result_len: usize) {
     if result_len < STREAMED {
         copy(to, from);
@@ -266,7 +267,7 @@ fn section_len(size: usize, longest: usize) -> usize {
 }
 
 /// Index of the section of `writer`'s slot that `reader` reads. A rank has no section for itself, so that
-/// each rank of a pair writes exactly where it has read.
+/// each rank of a group of two writes exactly where it has read.
 fn section_of(reader: usize, writer: usize) -> usize {
     reader - usize::from(reader > writer)
 }

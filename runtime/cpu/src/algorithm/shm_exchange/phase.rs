@@ -12,9 +12,11 @@ use rcomm_recorder::model::Rank;
 pub(super) struct PhaseContext<'a, 'p> {
     pub(super) shm_exchange: &'a mut ShmExchange,
     pub(super) copier: &'a mut AdaptiveCopy,
+    /// The members by their ranks in the world.
     pub(super) ranks: &'a [Rank],
     pub(super) position: Position,
     pub(super) op_header: &'a OpHeader,
+    /// The signature of the next phase.
     pub(super) signature: u64,
     /// The largest number of bytes of an all_reduce in which every rank combines all inputs.
     pub(super) max_whole: usize,

@@ -30,8 +30,11 @@ fn traffic_of(len: usize) -> Traffic {
 /// then the writer's share of the result of chunk c - 1. The last phase has only shares of the result.
 #[derive(Clone, Copy)]
 struct Shares {
+    /// Bytes of the operation.
     len: usize,
+    /// Number of ranks.
     size: usize,
+    /// Bytes of an element.
     element: usize,
 }
 

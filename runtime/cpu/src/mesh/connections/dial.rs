@@ -25,7 +25,8 @@ const SHOWN_BYTES: usize = 256;
 const SHORTEST_TRY: Duration = Duration::from_millis(1);
 
 impl Mesh {
-    /// Connects to the peer and performs the handshake. Retries until the policy ends the wait.
+    /// Connects to the peer and performs the handshake. While no address answers, tries one after the other until the
+    /// policy ends the wait; a refusal ends it at once.
     pub(super) fn dial(
         &self,
         handshake: Handshake,
@@ -160,7 +161,7 @@ fn parse(peer: Rank, entry: &[u8]) -> Result<Vec<SocketAddr>, Failure> {
         .ok_or_else(refuse)
 }
 
-/// Whether no network of this host leads to an address.
+/// Whether the error says that no network leads to an address.
 fn is_unreachable(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,6 +1,6 @@
 //! Memory that all ranks of a host share: access to it, and the exchange area of each group in it.
 //!
-//! All ranks of a job on a host share one *segment*: a sealed memfd without a name, so no file remains, however
+//! All ranks of a job on a host share one *segment*: a sealed memfd without a path, so no file remains, however
 //! the ranks end. The segment starts with a table of ranks, a directory of groups, and a table of agreements. The
 //! areas of the groups follow, all of the same length, and without memory until they are used. An area consists of a
 //! [`ShmExchange`] and, after it, the rings of a [stream](ShmStream) for each pair of ranks.

@@ -53,8 +53,8 @@ impl Peer {
     /// Writes an error of the system on a connection into the peer's row.
     ///
     /// The connection may have ended long before this process noticed: the process may have been stopped, or have used
-    /// the connection for nothing. So the last sign of life that the system knows of counts, and the time from then to now
-    /// is no silence of the peer, unless the error says that the system gave up because nothing came.
+    /// the connection for nothing. So the last sign of life that the system knows of counts, and the time from then to
+    /// now is no silence of the peer, unless the error says that the system gave up because nothing came.
     fn record_error(&self, recorder: &FlightRecorder, errno: i32) {
         let now = recorder.now();
         let sockets = self.sockets.iter().filter_map(Weak::upgrade);

@@ -109,8 +109,9 @@ impl Backing {
         unsafe { Buffer::from_raw(start, len, dtype, Device::Cpu, Access::Write, self) }
     }
 
-    /// Returns the handle by which other ranks map a buffer's memory for a window, and notes that they may. `None` if a group did not allocate
-    /// the buffer, if the buffer does not begin where the memory begins, or if pages were [cut off](Self::cut_off).
+    /// Returns the handle by which other ranks map a buffer's memory for a window, and notes that they may. `None` if a
+    /// group did not allocate the buffer, if the buffer does not begin where the memory begins, or if pages were
+    /// [cut off](Self::cut_off).
     pub(crate) fn for_window(memory: &Buffer<'_>) -> Option<RegionHandle> {
         let backing = memory.owner()?.downcast_ref::<Self>()?;
         let begins = std::ptr::eq(backing.region.start().as_ptr(), memory.as_ptr());

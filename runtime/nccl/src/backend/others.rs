@@ -36,6 +36,7 @@ pub(super) fn enter(backend: &Arc<NcclBackend>) {
 
 /// A group that was aborted, whose end other groups may delay.
 pub(super) struct AbortedGroup {
+    /// Its backend.
     this: Weak<NcclBackend>,
     shared: Arc<Shared>,
     name: String,

@@ -63,12 +63,15 @@ pub(crate) struct Bootstrap {
     next_poll: Instant,
     /// The time between the latest poll and the next one.
     pause: Duration,
+    /// The unique ids; none until all ranks have exchanged their descriptions.
     ids: Vec<UniqueId>,
     warm_up: Option<WarmUp>,
 }
 
 impl Bootstrap {
+    /// The time between the first two polls. Each later pause is twice as long, up to the longest one.
     const FIRST_PAUSE: Duration = Duration::from_micros(200);
+    /// The longest time between two polls in a communicator of fewer than 256 ranks.
     const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
     /// Publishes this rank's [`PeerInfo`], with a unique id if this rank is to make one.

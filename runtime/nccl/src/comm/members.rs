@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) enum Scope {
     /// The communicator has all members of the group, with the same ranks as in the group.
     Group,
-    /// The communicator has two members of the group: the sender and the receiver.
+    /// The communicator has two members of the group, which send each other single messages.
     Pair,
 }
 

@@ -17,8 +17,8 @@
 //! Reductions combine in order of ranks: the first host sends its result to the second, which combines its ranks'
 //! values with it one by one and forwards the result. The last host has the complete result and sends it back, or only
 //! to the ranks that get it. So the result has the same bits as with every other algorithm here, and the hosts together
-//! send no more bytes than in a ring. If the ranks of a host are not consecutive in the group, reductions of more than small
-//! data use [`ChannelEngine`] instead.
+//! send no more bytes than in a ring. If the ranks of a host are not consecutive in the group, reductions of more than
+//! small data use [`ChannelEngine`] instead.
 
 mod agree;
 mod chain;

@@ -31,9 +31,9 @@ const _: () = assert!(3 * LINE + 4 * (3 + MAX_AWAITED) <= OUTCOME);
 pub(crate) enum Traffic {
     /// Each rank writes its slots at its own positions, as where some ranks write slots and the others only read.
     OneWay,
-    /// All ranks write slots in every phase, and read those of the others. In a group of two, the ranks swap the positions of their
-    /// slots: each writes where it has read, to cache lines that its core already has. Writing is slow if it has to
-    /// invalidate copies in the other core's caches.
+    /// All ranks write slots in every phase, and read those of the others. In a group of two, the ranks swap the
+    /// positions of their slots: each writes where it has read, to cache lines that its core already has. Writing is
+    /// slow if it has to invalidate copies in the other core's caches.
     Exchange,
 }
 

@@ -202,7 +202,8 @@ impl Ring {
     }
 
     /// From now on, a SIGTERM that ends the process is recorded as exit code 143, as a shell reports it. Does nothing
-    /// if another ring of the process does so, or if the program handles or ignores the signal.
+    /// if another ring of the process does so, if the program handles or ignores the signal, or in the first process of
+    /// a container, which the signal does not end.
     fn notes_termination(&self) {
         termination::watch(&self.0);
     }

@@ -141,8 +141,8 @@ pub enum Connecting {
 ///
 /// In every mode the failure is first published to the other ranks, the dump is written, and every operation of
 /// the group ends with the error. An abort that the program requests never ends the process. A communicator that is
-/// still joining is aborted in every mode. Where NCCL can shrink communicators, the group's own one is revoked instead
-/// of aborted, so that it can be shrunk.
+/// still joining is aborted in every mode. Where NCCL can revoke and shrink communicators, the group's own one is
+/// revoked instead of aborted, so that it can be shrunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorHandling {
     /// Communicators stay as they are, and the process continues (c10d: `NoHandling`).

@@ -93,8 +93,7 @@ table! {
     optional {}
 }
 
-/// How many direct links lead from each device of this host to each other one. It replaces PyTorch's
-/// `_detect_dma_connectivity`.
+/// How many links of NVLink join each two devices of this host. It replaces PyTorch's `_detect_dma_connectivity`.
 ///
 /// All devices of the host are there, in NVML's order, whatever `CUDA_VISIBLE_DEVICES` says: a program finds its own by
 /// their bus ids.

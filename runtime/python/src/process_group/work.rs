@@ -19,6 +19,7 @@ use std::time::Duration;
 pub(crate) struct Results {
     /// The tensors that the operation wrote, as `result()` and futures return them.
     pub(crate) tensors: Py<PyAny>,
+    /// The results that are still to be copied into tensors that are not in row-major order.
     pub(crate) copies: Vec<CopyBack>,
 }
 
@@ -213,7 +214,7 @@ impl WorkCell {
         Ok(())
     }
 
-    /// Waits for the end, for at most `within` if that is given: then returns a time-out error.
+    /// Waits for the end. If the operation has not ended after `within`, returns a time-out error.
     fn wait(&self, py: Python<'_>, within: Option<Duration>) -> PyResult<()> {
         if let Some(work) = self.under_way() {
             let result = py.detach(|| match within {

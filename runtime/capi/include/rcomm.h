@@ -178,7 +178,7 @@ typedef struct rcomm_stream rcomm_stream;
 // Memory of the same size on each rank of a host, which all of them use in place.
 typedef struct rcomm_symmetric rcomm_symmetric;
 
-// The place for the value that a function of a store has read: see `rcomm_value_set`.
+// The place for the value that a function of a store has read, or for a handler's answer: see `rcomm_value_set`.
 typedef struct rcomm_value rcomm_value;
 
 // Collectives of small values over a store: for the control of a job, where no group is there yet, or none is usable.
@@ -540,7 +540,7 @@ int32_t rcomm_handle(const struct rcomm_world *world,
 
 // Counts a wait of the program's, for a data loader, say, or for a disk, from now until `rcomm_wait_end`:
 // `rcomm_waits` and the rank's endpoint show it under this name. The name has 1 to 64 lower-case letters, digits, `-`,
-// `_` and `.`, and does not begin with `rcomm.`; a world has 256 at most. The wait may end on another thread.
+// `_` and `.`, and does not begin with `rcomm.`; a world has 256 names at most. The wait may end on another thread.
 //
 // # Safety
 // `world` is a valid handle; `name` is a text that ends with a zero byte; `wait` may be written.
@@ -667,7 +667,8 @@ void rcomm_device_free(struct rcomm_device_memory *memory);
 // device: of `rcomm_device_new` or of another allocator. Operations that are called with it begin after the work that
 // is enqueued on the stream then. `rcomm_work_wait_stream` lets later work on a stream wait for them; a call without
 // `work`, and `rcomm_work_wait`, wait on the host. Lists of counts and ranks stay in the host's memory. The group
-// needs a backend for devices (`RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with `RCOMM_UNSUPPORTED`.
+// needs a backend for devices (in the environment, `RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with
+// `RCOMM_UNSUPPORTED`.
 //
 // # Safety
 // `group` and `stream` are valid handles; `handle` may be written.
@@ -683,9 +684,9 @@ int32_t rcomm_group_on_stream(const struct rcomm_group *group,
 int32_t rcomm_work_wait_stream(const struct rcomm_work *work,
                                const struct rcomm_stream *stream);
 
-// Writes how many direct links of NVLink join each pair of devices of this host, as JSON: `bus_ids`, and in `links` a
-// row for each device. Asks NVIDIA's management library, for `timeout_ms` at most; `RCOMM_BACKEND` if there is none.
-// Free the text with `rcomm_text_free`.
+// Writes how many links of NVLink join each pair of devices of this host, directly or over switches, as JSON:
+// `bus_ids`, and in `links` a row for each device. Asks NVIDIA's management library, for `timeout_ms` at most;
+// `RCOMM_BACKEND` if there is none. Free the text with `rcomm_text_free`.
 //
 // # Safety
 // `json` may be written.
@@ -744,7 +745,8 @@ int32_t rcomm_group_on_terms(const struct rcomm_group *group,
 
 // Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is
 // called once, on any thread, when the handle is freed and every operation called with it has released its memory,
-// also after an error. So a caller can pass on the owner of its buffers, and need not call `rcomm_work_released`.
+// also after an error. So a caller can pass on the owner of its buffers, and need not call `rcomm_work_released`. If
+// this call itself fails, `release` is not called.
 //
 // # Safety
 // `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.
@@ -1813,8 +1815,8 @@ void rcomm_work_free(struct rcomm_work *work);
 // `world` may be written.
 int32_t rcomm_init(struct rcomm_world **world);
 
-// Joins the job at this address, without reading the environment. `timeout_ms` is the time-out of operations; 0 = the
-// default.
+// Joins the job at this address, with the defaults of all options: of the environment, only the NCCL backend's options
+// are read. `timeout_ms` is the time-out of operations; 0 = the default.
 //
 // # Safety
 // `address` is a text that ends with a zero byte; `world` may be written.

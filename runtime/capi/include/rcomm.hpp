@@ -133,8 +133,8 @@ template <typename T> class DeviceMemory {
     detail::Handle<rcomm_device_memory, rcomm_device_free> handle_;
 };
 
-/* An operation under way. Its buffers must stay valid until wait() has returned without an error, or released()
- * is true, even if the Work is destroyed before. */
+/* An operation under way. Its buffers must stay valid until wait() has returned without an error, or released() is
+ * true, even if the Work is destroyed before. */
 class Work {
   public:
     explicit Work(rcomm_work *handle) : handle_(handle) {}
@@ -166,8 +166,8 @@ class Work {
     detail::Handle<rcomm_work, rcomm_work_free> handle_;
 };
 
-/* Memory of the same size on each rank of a host, which all of them use in place. Destroyed without close(), it is freed at
- * once: other ranks that wait for a signal of this one get an error. */
+/* Memory of the same size on each rank of a host, which all of them use in place. Destroyed without close(), it is
+ * freed at once: other ranks that wait for a signal of this one get an error, or reach their time-out. */
 class SymmetricMemory {
   public:
     explicit SymmetricMemory(rcomm_symmetric *handle) : handle_(handle) {}
@@ -370,8 +370,9 @@ class Wait {
     detail::Handle<rcomm_wait, rcomm_wait_end> handle_;
 };
 
-/* A function that answers a request at the rank's endpoint, by the parameters of the request. The failure's text is that
- * of the std::exception that it throws; there is none if it throws anything else, or if no memory is left for the text. */
+/* A function that answers a request at the rank's endpoint, by the parameters of the request. The failure's text is
+ * that of the std::exception that it throws; there is none if it throws anything else, or if no memory is left for the
+ * text. */
 using Handler = std::function<std::string(const std::map<std::string, std::string> &)>;
 
 namespace detail {

@@ -6,8 +6,9 @@
 
 namespace rcomm {
 
-/* Collectives of small values over a store. All ranks call the same functions in the same order; each waits for timeout_ms
- * at most, and its error names the ranks that did not come. */
+/* Collectives of small values over a store. All ranks call the same functions in the same order. Each call waits for
+ * timeout_ms at most, and after that for two seconds more to find out which ranks did not come: its error names
+ * them. */
 class StoreCollectives {
   public:
     /* Of the ranks of world.group(). The name is used once in an attempt of the job. */

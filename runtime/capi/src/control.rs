@@ -123,7 +123,7 @@ pub struct Wait {
 
 /// Counts a wait of the program's, for a data loader, say, or for a disk, from now until `rcomm_wait_end`:
 /// `rcomm_waits` and the rank's endpoint show it under this name. The name has 1 to 64 lower-case letters, digits, `-`,
-/// `_` and `.`, and does not begin with `rcomm.`; a world has 256 at most. The wait may end on another thread.
+/// `_` and `.`, and does not begin with `rcomm.`; a world has 256 names at most. The wait may end on another thread.
 ///
 /// # Safety
 /// `world` is a valid handle; `name` is a text that ends with a zero byte; `wait` may be written.

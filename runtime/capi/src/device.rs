@@ -241,7 +241,8 @@ pub unsafe extern "C" fn rcomm_device_free(memory: *mut DeviceMemory) {
 /// device: of `rcomm_device_new` or of another allocator. Operations that are called with it begin after the work that
 /// is enqueued on the stream then. `rcomm_work_wait_stream` lets later work on a stream wait for them; a call without
 /// `work`, and `rcomm_work_wait`, wait on the host. Lists of counts and ranks stay in the host's memory. The group
-/// needs a backend for devices (`RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with `RCOMM_UNSUPPORTED`.
+/// needs a backend for devices (in the environment, `RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with
+/// `RCOMM_UNSUPPORTED`.
 ///
 /// # Safety
 /// `group` and `stream` are valid handles; `handle` may be written.
@@ -281,9 +282,9 @@ pub unsafe extern "C" fn rcomm_work_wait_stream(
     })
 }
 
-/// Writes how many direct links of NVLink join each pair of devices of this host, as JSON: `bus_ids`, and in `links` a
-/// row for each device. Asks NVIDIA's management library, for `timeout_ms` at most; `RCOMM_BACKEND` if there is none.
-/// Free the text with `rcomm_text_free`.
+/// Writes how many links of NVLink join each pair of devices of this host, directly or over switches, as JSON:
+/// `bus_ids`, and in `links` a row for each device. Asks NVIDIA's management library, for `timeout_ms` at most;
+/// `RCOMM_BACKEND` if there is none. Free the text with `rcomm_text_free`.
 ///
 /// # Safety
 /// `json` may be written.

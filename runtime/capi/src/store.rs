@@ -13,7 +13,7 @@ const APPEND_TRIES: usize = 10_000;
 /// Maximum size in bytes of a value, or of a handler's answer.
 const MAX_VALUE_BYTES: usize = 64 << 20;
 
-/// The place for the value that a function of a store has read: see `rcomm_value_set`.
+/// The place for the value that a function of a store has read, or for a handler's answer: see `rcomm_value_set`.
 pub struct Value(Mutex<Option<Vec<u8>>>);
 
 impl Value {

@@ -61,8 +61,8 @@ pub unsafe extern "C" fn rcomm_init(world: *mut *mut World) -> i32 {
     })
 }
 
-/// Joins the job at this address, without reading the environment. `timeout_ms` is the time-out of operations; 0 = the
-/// default.
+/// Joins the job at this address, with the defaults of all options: of the environment, only the NCCL backend's options
+/// are read. `timeout_ms` is the time-out of operations; 0 = the default.
 ///
 /// # Safety
 /// `address` is a text that ends with a zero byte; `world` may be written.

@@ -1,4 +1,4 @@
-//! The generated header matches the crate, and a C program that uses it works.
+//! The generated header matches the crate, and programs in C and C++ that use it work.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{Layout, OpType, Parts, Pattern};

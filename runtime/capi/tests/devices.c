@@ -32,7 +32,7 @@ static void check_elements(const rcomm_device_memory *memory, float expected) {
     for (size_t at = 0; at < COUNT; at++) CHECK(elements[at] == expected);
 }
 
-/* The addresses of a device are those of the operations that are called with a handle on a stream. */
+/* Operations that are called with a handle on a stream take addresses of the device. */
 static void operations(const rcomm_group *group, const rcomm_stream *stream, const rcomm_stream *other) {
     rcomm_group *on = NULL, *kept = NULL;
     OK(rcomm_group_on_stream(group, stream, &on));
@@ -53,7 +53,7 @@ static void operations(const rcomm_group *group, const rcomm_stream *stream, con
     check_elements(memory, (float)size);
     rcomm_work *work = NULL;
     OK(rcomm_all_reduce(on, at, COUNT, RCOMM_F32, sum, &work));
-    /* The streams wait, not the host: the copy is on the first one. */
+    /* The streams wait, not the host; the check copies the elements on `stream`. */
     OK(rcomm_work_wait_stream(work, other));
     OK(rcomm_work_wait_stream(work, stream));
     check_elements(memory, (float)(size * size));

@@ -1,4 +1,5 @@
-/* One rank. With the headers beside this file, it calls every function at least once and checks its result. */
+/* One rank without a device. With the headers beside this file, it calls the functions that need no device, and checks
+ * their results. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <rcomm.h>
@@ -613,6 +614,11 @@ static void more_groups(rcomm_world *world) {
     OK(rcomm_shared_group(world, all, size, "shared", &same));
     OK(rcomm_barrier(one, NULL));
     OK(rcomm_barrier(same, NULL));
+    /* It is the same group: what is set by one handle is set for the other. */
+    uint64_t timeout_ms = 0;
+    OK(rcomm_group_set_timeout(one, 29000));
+    OK(rcomm_group_timeout(same, &timeout_ms));
+    CHECK(timeout_ms == 29000);
     OK(rcomm_new_subgroups(group, 1, "own", &alone));
     OK(rcomm_merge(world, alone, size, "merged", &merged));
     OK(rcomm_group_place(merged, NULL, &merged_size));
@@ -624,7 +630,6 @@ static void more_groups(rcomm_world *world) {
     OK(rcomm_group_named(world, "no such group", &found));
     CHECK(!found);
 
-    uint64_t timeout_ms = 0;
     OK(rcomm_set_timeouts(world, 31000));
     OK(rcomm_extend_timeouts(world, 1000));
     OK(rcomm_group_timeout(merged, &timeout_ms));
@@ -800,7 +805,9 @@ static void shrinks(rcomm_world *world) {
         OK(rcomm_barrier(left, NULL));
         rcomm_group_free(left);
     } else {
-        CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_shrink(wide, &last, 1, NULL));
+        rcomm_group *left = NULL;
+        CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_shrink(wide, &last, 1, &left));
+        CHECK(strstr(rcomm_last_error(), "excludes itself"));
     }
     rcomm_group_free(wide);
     OK(rcomm_barrier(group, NULL));

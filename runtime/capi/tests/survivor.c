@@ -1,6 +1,6 @@
 /* A rank in C, where SIGPIPE ends the process unless the library prevents it. `survivor SCENARIO`:
- * "endpoint": works until the file that RCOMM_TEST_STOP names exists; its handler "rate" answers how many parameters it
- *     gets, and the first, and fails without.
+ * "endpoint": works until the file that RCOMM_TEST_STOP names exists; its handler "rate" answers with the number of its
+ *     parameters and the first of them, and fails if it has none.
  * "peer": rank 1 dies after the first message, rank 0 sends messages until that fails, and exits with 3. */
 #define _POSIX_C_SOURCE 200809L
 #include "rcomm.h"

@@ -6,7 +6,7 @@ static void check_value(const rcomm_values *values, size_t number, const char *e
     CHECK(length == strlen(expected) && memcmp(bytes, expected, length) == 0);
 }
 
-/* The values of all ranks: "rank 0", "rank 1" and so on; that of the last rank is empty. */
+/* Writes the value of the rank `of`: "rank 0", "rank 1" and so on; that of the last rank is empty. */
 static void own_value(uint32_t of, char text[16]) {
     snprintf(text, 16, "rank %u", of);
     if (of == size - 1) text[0] = 0;

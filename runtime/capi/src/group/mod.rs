@@ -1,5 +1,5 @@
-//! Groups: their operations as a whole (this file), how a world makes them (`groups`), and functions that are called
-//! for each of their operations (`hook`).
+//! Groups: their handles, and calls that are about a whole group (this file); how a world makes them (`groups`);
+//! functions that are called for each of their operations (`hook`).
 
 pub mod groups;
 pub mod hook;
@@ -19,7 +19,7 @@ pub struct Group {
     pub(crate) core: ProcessGroup,
     /// Keeps the memory of the operations that are called with this handle.
     pub(crate) owner: Owner,
-    /// The operations since `rcomm_start_coalescing`.
+    /// The operations since `rcomm_start_coalescing`; `None` if no block is open.
     block: Mutex<Option<Vec<Op<'static>>>>,
 }
 
@@ -201,7 +201,8 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
 
 /// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is
 /// called once, on any thread, when the handle is freed and every operation called with it has released its memory,
-/// also after an error. So a caller can pass on the owner of its buffers, and need not call `rcomm_work_released`.
+/// also after an error. So a caller can pass on the owner of its buffers, and need not call `rcomm_work_released`. If
+/// this call itself fails, `release` is not called.
 ///
 /// # Safety
 /// `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.

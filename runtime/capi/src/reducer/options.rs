@@ -93,7 +93,7 @@ fn hook(value: &Value) -> Option<Hook> {
     let object = value.as_object().filter(|object| object.len() == 1)?;
     let (name, options) = object.iter().next()?;
     let options = options.as_object()?;
-    let has_only = |size: &str| options.keys().all(|key| key == size || key == "start");
+    let has_only = |own_key: &str| options.keys().all(|key| key == own_key || key == "start");
     let start = |options: &Map<String, Value>| options.get("start").map_or(Some(0), Value::as_u64);
     match name.as_str() {
         "power_sgd" if has_only("rank") => Some(Hook::PowerSgd {

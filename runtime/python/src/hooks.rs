@@ -100,7 +100,7 @@ const MONITORED_BARRIER: Named = without_future(OpType::MonitoredBarrier, "monit
 const POLLED_BY_HOOK: usize = 4;
 
 impl Named {
-    /// The name of the operation with this number of PyTorch's hooks.
+    /// How the operation with this number of PyTorch's hooks is recorded.
     pub(crate) fn of(number: usize) -> &'static Self {
         NAMED.get(number).unwrap_or(&UNKNOWN)
     }
@@ -128,7 +128,9 @@ pub(crate) struct Open {
     pub(crate) operation: UnderWay,
     /// Whether the operation is a message, and its number among the group's messages or collectives.
     number: (bool, u64),
+    /// As in [`Watched`].
     on_host: bool,
+    /// As in [`Watched`].
     has_future: bool,
 }
 
@@ -302,13 +304,13 @@ impl RecordedGroup {
         Some(open)
     }
 
-    /// Whether this operation is deferred, its end was not seen, and no later operation proved that all members have
-    /// issued it.
+    /// Whether this operation is deferred, its end was not seen, no later operation proved that all members have issued
+    /// it, and not too many deferred ones came after it.
     pub(crate) fn is_deferred(&self, ticket: Ticket) -> bool {
         self.counts().deferred.contains(&ticket)
     }
 
-    /// Records that an operation was seen, now, to have ended.
+    /// Records that an operation was seen, now, to have ended, or that it is no longer watched.
     ///
     /// Once an operation that waits for all members has completed, all members have issued every earlier operation, so
     /// no member is missing in an earlier deferred one. The end of a deferred operation may never be seen, since a wait

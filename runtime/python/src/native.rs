@@ -76,7 +76,8 @@ pub(crate) extern "C" fn rcomm_python_layout() -> u32 {
 }
 
 /// Records that an operation is issued, now, by the calling thread. Takes the interpreter's lock for a moment if the
-/// calling thread is one of Python's, to read which line called; waits for nothing else.
+/// calling thread is one of Python's, to read which line called, and before the first deferred operation, for the
+/// callback of `Ring.on_first_deferred`; waits for nothing else.
 ///
 /// # Safety
 /// `group` is an address that `GroupHooks.address()` gave; `issued` points to arguments whose lists are as long
@@ -154,8 +155,8 @@ pub(crate) unsafe extern "C" fn rcomm_python_after(
     })
 }
 
-/// Whether a deferred operation must still be watched: 0 once its end was seen, or a later operation proved that all
-/// members have issued it.
+/// Whether a deferred operation must still be watched: 0 once its end was seen, a later operation proved that all
+/// members have issued it, or too many deferred ones came after it.
 ///
 /// # Safety
 /// `group` is an address that `GroupHooks.address()` gave.

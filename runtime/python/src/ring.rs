@@ -25,7 +25,7 @@ pub(crate) struct RingState {
     pub(crate) types: Types,
     /// The number of operations under way whose end is visible only in a wait for them.
     pub(crate) deferred: AtomicUsize,
-    /// What the hooks in C++ do before the first of these.
+    /// What the hooks in C++ call before they record the first of these operations.
     pub(crate) first_deferred: CalledOnce,
     /// Whether the ring is closed if the process exits with code 0.
     pub(crate) closes: AtomicBool,
@@ -70,10 +70,11 @@ pub(crate) struct Ring(pub(crate) Arc<RingState>);
 
 #[pymethods]
 impl Ring {
-    /// Makes the ring of a rank, in `directory` or, if that is "memory", in the process's own memory. `library_code`
-    /// are folders and files whose Python code is not the program's: calls are attributed to the innermost frame
-    /// outside of them. Then removes the rings of dead jobs from the directory, except the newest (32 jobs, 1 GiB). A
-    /// rank leaves that to a lower rank of the job that lives on this host. Raises OSError if the ring cannot be made.
+    /// Makes the ring of a rank, with space for `entries` operations: in `directory` or, if that is "memory", in the
+    /// process's own memory; without a directory, in a file below `/dev/shm` if that is possible. `library_code` are
+    /// folders and files whose Python code is not the program's: calls are attributed to the innermost frame outside of
+    /// them. Then removes the rings of dead jobs from the directory, except the newest (32 jobs, 1 GiB). A rank leaves
+    /// that to a lower rank of the job that lives on this host. Raises OSError if the ring cannot be made.
     #[new]
     #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, library_code=Vec::new()))]
     fn new(

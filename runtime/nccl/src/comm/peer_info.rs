@@ -252,7 +252,7 @@ fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
 /// Returns the error for a published value that cannot be read or written. `action` is `read` or `written`.
 pub(super) fn unreadable(action: &str, error: serde_json::Error) -> Error {
     let message = format!(
-        "what a rank has published about itself cannot be {action}: run the same version of rcomm on all ranks"
+        "what a rank has published for the others cannot be {action}: run the same version of rcomm on all ranks"
     );
     Error::new(ErrorKind::Rendezvous, message).with_source(error)
 }

@@ -183,7 +183,7 @@ fn content(capsule: &Bound<'_, PyAny>, name: &CStr) -> *mut c_void {
 /// Same as [`read`].
 ///
 /// # Safety
-/// `shape` holds as many extents as there are dimensions, and so does `strides`; either may be NULL.
+/// During the call, `shape` holds as many extents as there are dimensions, and so does `strides`; either may be NULL.
 unsafe fn describe(view: &TensorView, is_read_only: bool) -> Result<View, String> {
     if !ON_HOST.contains(&view.device.kind) {
         return Err(format!(
@@ -207,8 +207,8 @@ unsafe fn describe(view: &TensorView, is_read_only: bool) -> Result<View, String
     }
     let list = |list: *const i64| match list.is_null() || dimensions == 0 {
         true => None,
-        // SAFETY: the list is not NULL, so it holds an entry for each dimension (the caller's contract), and the
-        // capsule keeps the list.
+        // SAFETY: the list is not NULL, so it holds an entry for each dimension during this call (the caller's
+        // contract).
         false => Some(unsafe { std::slice::from_raw_parts(list, dimensions) }),
     };
     let shape = list(view.shape).unwrap_or(&[]);

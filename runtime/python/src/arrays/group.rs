@@ -282,19 +282,19 @@ impl ArrayGroup {
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
         let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
-        let by = reduction(op)?;
+        let reduce_op = reduction(op)?;
         let arrays = Self::arrays(x, out, |from| self.own_part(py, from, rows.as_deref()))?;
         let output = arrays.into.buffer(py)?;
         let op = match rows {
             Some(rows) => Op::ReduceScatterV {
                 inputs: self.parts_for_all_ranks(py, &arrays.from, Some(&rows))?,
                 output,
-                op: by,
+                op: reduce_op,
             },
             None => Op::ReduceScatterSingle {
                 input: arrays.from.buffer(py)?,
                 output,
-                op: by,
+                op: reduce_op,
             },
         };
         self.issue(

@@ -44,6 +44,7 @@ struct Block {
 pub(crate) struct Group {
     pub(crate) group: OfProcess<SharedGroup>,
     pub(crate) shared: Arc<WorldState>,
+    /// The open coalescing block, if there is one.
     block: Mutex<Option<Block>>,
 }
 

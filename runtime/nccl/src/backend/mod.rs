@@ -44,7 +44,8 @@ pub struct NcclBackend {
     pub(crate) shared: Arc<Shared>,
     /// The queue of the communicator of all members.
     pub(crate) main: Arc<CommQueue>,
-    /// Queues for single messages, by sender and receiver as ranks of the group.
+    /// Queues for single messages, by sender and receiver as ranks of the group; by the lower and the higher of the two
+    /// if one queue serves both directions.
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
     abort: Mutex<Option<RunningAbort>>,

@@ -61,7 +61,7 @@ pub(crate) struct Bootstrap {
     members: BootstrapGroup,
     stage: BootstrapStage,
     next_poll: Instant,
-    /// The time between the latest poll and the next one.
+    /// The time from the next poll to the one after it.
     pause: Duration,
     /// The unique ids; none until all ranks have exchanged their descriptions.
     ids: Vec<UniqueId>,

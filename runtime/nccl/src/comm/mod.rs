@@ -161,7 +161,8 @@ impl Comm {
         Err(Error::new(ErrorKind::Backend, message))
     }
 
-    /// Whether the communicator was neither destroyed, aborted nor abandoned.
+    /// Whether the communicator was neither destroyed, aborted nor abandoned. One that was abandoned during a call that
+    /// does not return still counts as live.
     pub(crate) fn is_live(&self) -> bool {
         !self.raw.load(Ordering::Acquire).is_null()
     }

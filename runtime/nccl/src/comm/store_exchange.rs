@@ -218,8 +218,8 @@ mod tests {
         let expected = (0..RANKS).map(|rank| rank.to_le_bytes().to_vec());
         let expected: Vec<Vec<u8>> = expected.collect();
         for rank in 0..RANKS {
-            let brief = Deadline::In(Duration::from_secs(60));
-            assert_eq!(exchange(rank).gather("part", brief).unwrap(), expected);
+            let limit = Deadline::In(Duration::from_secs(60));
+            assert_eq!(exchange(rank).gather("part", limit).unwrap(), expected);
         }
         // The first rank reads each value, the others one key; each counts itself.
         assert_eq!(store.keys(), u64::from(3 * RANKS - 1));
@@ -240,12 +240,12 @@ mod tests {
         for rank in 0..3 {
             exchange(rank).publish("part", b"1").unwrap();
         }
-        let brief = Deadline::In(Duration::from_secs(60));
-        exchange(0).gather("part", brief).unwrap();
-        exchange(2).gather("part", brief).unwrap();
+        let limit = Deadline::In(Duration::from_secs(60));
+        exchange(0).gather("part", limit).unwrap();
+        exchange(2).gather("part", limit).unwrap();
         let missing = exchange(1).missing("part");
         assert_eq!(missing, "did not arrive: none that is known");
-        exchange(1).gather("part", brief).unwrap();
+        exchange(1).gather("part", limit).unwrap();
         assert_eq!(store.num_keys().unwrap(), 0);
     }
 

@@ -72,9 +72,10 @@ impl DeferredFree {
         Self { memory, device }
     }
 
-    /// Defers the freeing of the memory to the next use of the device. Never calls the driver, even if other threads
-    /// free memory meanwhile: the entry goes into the list, and dropping `deferred` frees no entry, since each entry
-    /// keeps the device alive, and the device keeps the list.
+    /// Defers the freeing of the memory to the next use of a queue of the device, which calls
+    /// [`free_deferred`](CudaDevice::free_deferred). Never calls the driver, even if other threads free memory
+    /// meanwhile: the entry goes into the list, and dropping `deferred` frees no entry, since each entry keeps the
+    /// device alive, and the device keeps the list.
     pub(crate) fn defer_free(self) {
         let deferred = self.device.deferred.clone();
         deferred.add(self);

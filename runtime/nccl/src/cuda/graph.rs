@@ -3,7 +3,7 @@
 //! The driver counts the references that a graph, and everything made from it, has to objects of the
 //! program, and calls a destructor when the last reference is gone ("CUDA User Objects" in the CUDA
 //! programming guide). The destructor may not call the driver, so it only defers the freeing of the memory to
-//! the next use of the device.
+//! the next use of a queue of the device.
 
 use super::device::{CudaDevice, DeferredFree};
 use crate::cuda::{self, CuGraph, CuUserObject};

@@ -73,7 +73,7 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.is_captured() {
-            // The next use of the device tries again.
+            // The next use of a queue of the device tries again.
             let deferred_free = Self {
                 device: self.device.clone(),
                 at: self.at,
@@ -133,8 +133,8 @@ impl LibraryAllocation {
 impl Drop for LibraryAllocation {
     fn drop(&mut self) {
         if !self.is_zeroed() {
-            // The library unmaps the memory without waiting for anything (`ncclMemFree`, allocator.cc). The
-            // next use of the device tries again.
+            // The library unmaps the memory without waiting for anything (`ncclMemFree`, allocator.cc). The next use
+            // of a queue of the device tries again.
             let deferred_free = Self {
                 device: self.device.clone(),
                 library: self.library.clone(),

@@ -44,8 +44,8 @@ impl CommQueue {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees the buffers of abandoned operations that the device has finished with. Returns whether no such buffers are
-    /// left.
+    /// Frees the buffers of abandoned operations that the device has finished with, and the deferred memory of the
+    /// device. Returns whether no abandoned operation is left.
     pub(super) fn free_finished(&self) -> bool {
         self.shared.device.free_deferred();
         let mut abandoned = self.abandoned();

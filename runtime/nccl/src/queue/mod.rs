@@ -84,7 +84,7 @@ struct Captured {
     ends: Option<(u64, u64)>,
 }
 
-/// The latest operation that a queue has put on its stream, or on a range of registered memory.
+/// An operation that a queue has put on its stream: the latest one there, or the latest one on registered memory.
 #[derive(Clone)]
 pub(crate) struct LatestOp {
     end: Mark,

@@ -355,8 +355,8 @@ impl Mesh {
     /// Whether `peer` is gone or cannot be reached, so that this rank need not wait for it. If no connection to `peer`
     /// is watched, opens one to find out. Returns `false` also if the store fails, if `peer` has published no
     /// address, if this rank lacks descriptors or memory, or if another thread is already opening the connection. Fails
-    /// if the wait ends before it is known, if the process at the peer's address refuses the handshake or is no rank, or
-    /// if the address in the store is invalid.
+    /// if the wait ends before it is known, if the process at the peer's address refuses the handshake or is no rank,
+    /// or if the address in the store is invalid.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
         match self.find_gone(peer, policy) {
             Err(Failure::Store(_)) => Ok(false),

@@ -82,6 +82,11 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     work: *mut *mut WorkHandle,
 ) -> i32 {
     call(|| {
+        if out.is_null() && work.is_null() {
+            return Err(refused(
+                "`out` and `work` are both NULL: nothing would take the sum",
+            ));
+        }
         let dtype = dtype_of(dtype)?;
         // SAFETY: the caller keeps the handle `group` alive during the call.
         let group = unsafe { &borrow(group, "the group")?.core };

@@ -246,6 +246,9 @@ static void sparse(void) {
     rcomm_sparse_free(NULL);
 
     rcomm_work *work = NULL;
+    /* A sum that nothing would take is refused before any other rank takes part. */
+    CODE(RCOMM_INVALID_ARGUMENT,
+         rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, 1, RCOMM_F32, NULL, NULL));
     OK(rcomm_all_reduce_sparse(group, shape, 2, 1, rows, blocks, 1, RCOMM_F32, NULL, &work));
     await(work);
     OK(rcomm_work_sparse(work, &sum));

@@ -48,7 +48,7 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
         let whole = u16::try_from(whole).unwrap_or(u16::MAX);
         (available / 2)
             .max(1)
-            .max(whole.min(most_of_head(available)))
+            .max(whole.min(max_head_rows(available)))
     };
     let head: Vec<Line> = wrapped.into_iter().flatten().collect();
     let head_height = u16::try_from(head.len())
@@ -75,7 +75,7 @@ fn bars(rows: u16) -> (u16, u16) {
 const MIN_ROWS_OF_PANES: u16 = 3;
 
 /// Maximum number of the `available` rows that the head takes for its doubts.
-fn most_of_head(available: u16) -> u16 {
+fn max_head_rows(available: u16) -> u16 {
     available.saturating_sub(MIN_ROWS_OF_PANES)
 }
 
@@ -87,10 +87,10 @@ fn to_last_doubt(head: &[Line]) -> usize {
 /// Whether the doubts of this head are too long for a screen of this size that also has panes.
 pub(crate) fn cuts_doubt(head: &[Line], (width, rows): (u16, u16)) -> bool {
     let (header, footer) = bars(rows);
-    let most = most_of_head(rows - header - footer);
+    let max_rows = max_head_rows(rows - header - footer);
     let lines = head[..to_last_doubt(head)].iter();
     let whole: usize = lines.map(|line| wrap_head(line, width, rows).len()).sum();
-    whole > usize::from(most)
+    whole > usize::from(max_rows)
 }
 
 /// The areas of the panes: all below each other; or, if `page.right` names some, in two columns, with the panes after
@@ -142,7 +142,7 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
 /// The index, among these panes, of the one that gets the rows that no pane needs: the last, or the last but one if the
 /// last is a strip or a grid of the ranks, which stays at the bottom of the screen.
 fn spare_of(page: &Page, panes: &[usize]) -> usize {
-    let last = panes.last().map(|&at| &page.panes[at].body);
+    let last = panes.last().map(|&index| &page.panes[index].body);
     let shows_ranks = matches!(last, Some(Body::Strip(_) | Body::Grid(_)));
     panes.len().saturating_sub(1 + usize::from(shows_ranks))
 }

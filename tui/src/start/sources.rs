@@ -127,8 +127,8 @@ fn token(from: &SourceOptions) -> anyhow::Result<Option<EndpointToken>> {
 /// directory of the rings. A directory that comes from the environment holds the rings of some jobs of this node, not
 /// of all.
 fn asks_for_rings(from: &SourceOptions) -> bool {
-    let of_environment = std::env::var_os("RCOMM_RING_DIR").map(PathBuf::from);
-    from.rings || (from.ring_dir.is_some() && from.ring_dir != of_environment)
+    let environment_directory = std::env::var_os("RCOMM_RING_DIR").map(PathBuf::from);
+    from.rings || (from.ring_dir.is_some() && from.ring_dir != environment_directory)
 }
 
 /// The rings of this node, if requested (`--rings`, `--ring-dir`, `--job`) or if there is no other source.

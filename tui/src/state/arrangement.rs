@@ -81,8 +81,8 @@ pub(super) fn arranged(
         };
         if is_shown {
             (panes, page) = (panes_with, page_with);
-        } else if let Some(at) = panes_with.iter().position(|other| *other == pane) {
-            let rows = needed_rows(&page_with.panes[at], model.size.0);
+        } else if let Some(index) = panes_with.iter().position(|other| *other == pane) {
+            let rows = needed_rows(&page_with.panes[index], model.size.0);
             keep(pane, rows, &mut kept_rows);
         }
     }

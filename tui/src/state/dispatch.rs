@@ -336,6 +336,7 @@ impl State {
         }
     }
 
+    /// Opens the subject of the selected row. Without one: on the first screen, the view of the focused pane.
     fn open(&mut self) -> Option<Command> {
         match self.target() {
             Some(Target::Job(name)) => return self.show_job(name),
@@ -390,6 +391,7 @@ impl State {
         }
     }
 
+    /// The rank of the selected row or cell, else that of the screen; `None` if there is none.
     fn rank_in_focus(&self) -> Option<Rank> {
         match self.target() {
             Some(Target::Rank(rank)) => Some(rank),
@@ -440,7 +442,7 @@ impl State {
         let sort = &mut self.selection_mut().sort;
         sort.column = match sort.column {
             None if columns > 0 => Some(0),
-            Some(at) if at + 1 < columns => Some(at + 1),
+            Some(index) if index + 1 < columns => Some(index + 1),
             _ => None,
         };
         self.show_sort();
@@ -469,7 +471,8 @@ impl State {
 
     fn show_sort(&mut self) {
         let column = self.selection().sort.column;
-        let name = column.and_then(|at| self.table()?.columns.get(at).map(|c| c.name.clone()));
+        let name =
+            column.and_then(|index| self.table()?.columns.get(index).map(|c| c.name.clone()));
         match name {
             Some(name) if name.is_empty() => self.show_message("sorted by count", Tone::Dim),
             Some(name) => self.show_message(format!("sorted by {name}"), Tone::Dim),

@@ -94,12 +94,12 @@ impl History {
         newest.map(|frame| frame.bytes).sum()
     }
 
-    fn remove(&mut self, at: usize) {
-        if let Some(frame) = self.frames.remove(at) {
+    fn remove(&mut self, index: usize) {
+        if let Some(frame) = self.frames.remove(index) {
             self.bytes -= frame.bytes;
         }
         // Data shared with the next frame is now held by that frame alone.
-        self.estimate(at);
+        self.estimate(index);
     }
 
     /// Estimates the bytes of a frame anew; no effect if there is no such frame.
@@ -118,7 +118,9 @@ impl History {
     /// newest `whole`. The displayed frame stays whole.
     fn cut_old(&mut self, whole: usize) {
         let old = self.frames.len().saturating_sub(whole);
-        let uncut = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
+        let uncut = (0..old)
+            .rev()
+            .take_while(|&index| self.frames[index].is_whole);
         let first = uncut.last().unwrap_or(old);
         for index in first..old {
             if self.displayed == Some(index) {

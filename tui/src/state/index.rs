@@ -90,7 +90,7 @@ impl FrameIndex {
         };
         index.find_hosts(snapshot);
         index.reports = (report.ranks.iter().enumerate())
-            .map(|(at, r)| (r.rank, at))
+            .map(|(index, row)| (row.rank, index))
             .collect();
         index
     }
@@ -98,7 +98,7 @@ impl FrameIndex {
     /// Lists the hosts, each with the indices of its ranks, in the order of their first ranks.
     fn find_hosts(&mut self, snapshot: &Snapshot) {
         let mut index_of_host: HashMap<Arc<str>, usize> = HashMap::new();
-        for (at, view) in snapshot.ranks.iter().enumerate() {
+        for (rank_index, view) in snapshot.ranks.iter().enumerate() {
             let next = self.hosts.len();
             let index = *index_of_host.entry(view.host.clone()).or_insert(next);
             if index == next {
@@ -107,7 +107,7 @@ impl FrameIndex {
                     ranks: vec![],
                 });
             }
-            self.hosts[index].ranks.push(at);
+            self.hosts[index].ranks.push(rank_index);
         }
     }
 
@@ -159,8 +159,8 @@ impl FrameIndex {
 
     /// The report on a rank; `None` if the report does not include it.
     pub fn report<'a>(&self, snapshot: &'a Snapshot, rank: Rank) -> Option<&'a RankReport> {
-        let at = *self.reports.get(&rank)?;
-        snapshot.report.ranks.get(at)
+        let index = *self.reports.get(&rank)?;
+        snapshot.report.ranks.get(index)
     }
 
     /// The state of a rank; `Unread` if the snapshot does not include it.
@@ -179,8 +179,8 @@ pub(super) fn head_of(report: &Report, muted: &BTreeSet<Code>) -> Option<usize> 
     };
     let findings = report.findings.iter().enumerate();
     let heads = findings.filter(|(_, finding)| is_head(finding));
-    let (at, _) = heads.min_by_key(|(_, finding)| finding.severity)?;
-    Some(at)
+    let (index, _) = heads.min_by_key(|(_, finding)| finding.severity)?;
+    Some(index)
 }
 
 /// The groups with a pending collective that is overdue.

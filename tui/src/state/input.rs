@@ -50,14 +50,14 @@ impl Input {
     }
 
     /// The offset in bytes of the character at this index; that of the end if there is none.
-    fn byte(&self, index: usize) -> usize {
+    fn byte_offset(&self, index: usize) -> usize {
         let mut offsets = self.text.char_indices().map(|(byte, _)| byte);
         offsets.nth(index).unwrap_or(self.text.len())
     }
 
     /// Inserts a character at the cursor.
     pub fn insert(&mut self, c: char) {
-        let offset = self.byte(self.cursor);
+        let offset = self.byte_offset(self.cursor);
         self.text.insert(offset, c);
         self.cursor += 1;
         self.choices.clear();
@@ -67,7 +67,7 @@ impl Input {
     pub fn backspace(&mut self) {
         if self.cursor > 0 {
             self.cursor -= 1;
-            let offset = self.byte(self.cursor);
+            let offset = self.byte_offset(self.cursor);
             self.text.remove(offset);
         }
         self.choices.clear();
@@ -75,7 +75,7 @@ impl Input {
 
     /// Deletes the word before the cursor, and the white space between them.
     pub fn delete_word(&mut self) {
-        let end = self.byte(self.cursor);
+        let end = self.byte_offset(self.cursor);
         let head = self.text[..end].trim_end();
         let start = head.rfind(char::is_whitespace).map_or(0, |offset| {
             offset + head[offset..].chars().next().map_or(1, char::len_utf8)

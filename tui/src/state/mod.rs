@@ -376,7 +376,7 @@ impl State {
         if pane > 0 {
             let mut panes = self.page.panes.iter().skip(1);
             match panes.position(|other| other.name() == pane_name) {
-                Some(at) => self.selection_mut().pane = at + 1,
+                Some(index) => self.selection_mut().pane = index + 1,
                 None => self.focus(pane.min(self.page.panes.len().saturating_sub(1))),
             }
             let Selection { pane, sort, .. } = self.selection();

@@ -270,14 +270,14 @@ fn keys(state: &State, width: u16) -> Line {
         Some((binding.action, key, hint))
     });
     let (quit, others): (Vec<_>, Vec<_>) = hints.partition(|(action, ..)| *action == Action::Quit);
-    let wide = |key: &str, hint: &str| text_width(key) + hint.len() + 3;
+    let hint_width = |key: &str, hint: &str| text_width(key) + hint.len() + 3;
     let room = usize::from(width);
     let mut used = 1 + quit
         .iter()
-        .map(|(_, key, hint)| wide(key, hint))
+        .map(|(_, key, hint)| hint_width(key, hint))
         .sum::<usize>();
     let fitting = others.into_iter().take_while(|(_, key, hint)| {
-        used += wide(key, hint);
+        used += hint_width(key, hint);
         used <= room
     });
     let mut line: Line = vec![plain(" ")];

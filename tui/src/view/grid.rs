@@ -14,8 +14,8 @@ pub(super) fn draw(
     theme: &Theme,
     buffer: &mut Buffer,
 ) {
-    let around = grid.rows_around();
-    if usize::from(area.height) < around || area.width <= Grid::LABEL_WIDTH {
+    let rows_around = grid.rows_around();
+    if usize::from(area.height) < rows_around || area.width <= Grid::LABEL_WIDTH {
         return;
     }
     let dim = theme.style(Tone::Dim);
@@ -30,7 +30,7 @@ pub(super) fn draw(
     let fitting = (room / column_width).max(1);
     let (row, column) = selected.unwrap_or((0, 0));
     let left = first_shown(column, grid.columns.len(), fitting);
-    let body = usize::from(area.height) - around;
+    let body = usize::from(area.height) - rows_around;
     let top = first_shown(row, grid.rows.len(), body);
     let shown = left..(left + fitting).min(grid.columns.len());
     if column_width > 1 {

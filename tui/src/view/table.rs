@@ -42,8 +42,8 @@ pub(super) fn draw(
         );
     }
     let top = area.y + u16::try_from(headings).unwrap_or(0);
-    for (y, at) in (top..area.bottom()).zip(shown) {
-        let row = &table.rows[at];
+    for (y, index) in (top..area.bottom()).zip(shown) {
+        let row = &table.rows[index];
         let mark = row.mark.glyph.to_string();
         buffer.set_stringn(
             area.x,
@@ -54,7 +54,7 @@ pub(super) fn draw(
         );
         let texts = row.cells.iter().map(|cell| (cell.text.as_str(), cell.tone));
         put_row(table, texts, &columns, y, area, theme, row.tone, buffer);
-        if selected == Some(at) {
+        if selected == Some(index) {
             // One color from edge to edge: reversed cells of several colors would look like several marks.
             let tone = match row.tone {
                 Tone::Plain | Tone::Dim => row.mark.tone,
@@ -91,11 +91,11 @@ fn put_row<'a>(
             break;
         }
         let text = fit(text, room);
-        let before = match column.align {
+        let padding = match column.align {
             Align::Left => 0,
             Align::Right => room.saturating_sub(text_width(&text)),
         };
-        let start = u16::try_from(x + before).unwrap_or(u16::MAX);
+        let start = u16::try_from(x + padding).unwrap_or(u16::MAX);
         buffer.set_stringn(start, y, &text, room, toned(theme, row_tone, cell_tone));
         x += width + GAP;
     }

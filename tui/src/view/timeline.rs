@@ -157,11 +157,13 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         shown[from..to].fill(Some(number));
     }
     // A gap divides bars side by side.
-    for at in 1..width {
-        let begins = shown[at].is_some() && shown[at - 1].is_some() && shown[at] != shown[at - 1];
-        let goes_on = shown.get(at + 1) == Some(&shown[at]);
-        if begins && goes_on && cells[at].bar == INSIDE {
-            (cells[at].glyph, cells[at].bar) = (GAP_BEFORE, GAP_BEFORE);
+    for index in 1..width {
+        let begins = shown[index].is_some()
+            && shown[index - 1].is_some()
+            && shown[index] != shown[index - 1];
+        let goes_on = shown.get(index + 1) == Some(&shown[index]);
+        if begins && goes_on && cells[index].bar == INSIDE {
+            (cells[index].glyph, cells[index].bar) = (GAP_BEFORE, GAP_BEFORE);
         }
     }
     let mut from = 0;

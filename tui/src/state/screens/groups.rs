@@ -55,7 +55,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         // Groups without a meaningful description are not folded; `undefined` is PyTorch's default.
         let alike = fold && !group.desc.is_empty() && group.desc != "undefined";
         match fold_of_key.get(&key) {
-            Some(&at) if alike => folds[at].1.push(report),
+            Some(&index) if alike => folds[index].1.push(report),
             _ => {
                 if alike {
                     fold_of_key.insert(key, folds.len());

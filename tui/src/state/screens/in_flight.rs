@@ -23,10 +23,10 @@ const MISSING: &str = "missing";
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let columns = &page.table(0)?.columns;
     let is_wanted = |column: &Column| column.name.starts_with(MISSING);
-    let at = columns.iter().position(is_wanted)?;
-    let line = vec![plain(cut_cell(model, page, row, at)?)];
+    let index = columns.iter().position(is_wanted)?;
+    let line = vec![plain(cut_cell(model, page, row, index)?)];
     Some(Pane {
-        title: columns[at].name.clone().into_owned(),
+        title: columns[index].name.clone().into_owned(),
         body: Body::Text(wrap(&line, usize::from(model.size.0), usize::MAX)),
     })
 }
@@ -68,7 +68,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
         let desc = &instance.group.desc;
         let alike = model.fold == Fold::Alike && !desc.is_empty() && desc != "undefined";
         match fold_of_key.get(&key) {
-            Some(&at) if alike => folds[at].push(instance),
+            Some(&index) if alike => folds[index].push(instance),
             _ => {
                 if alike {
                     fold_of_key.insert(key, folds.len());

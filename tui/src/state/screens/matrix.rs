@@ -180,7 +180,7 @@ fn folded(model: &ViewModel<'_>, matrix: &Matrix) -> Vec<(RankState, matrix::Row
                 continue;
             }
             let state = model.index.rank(rank);
-            let at = match model.fold {
+            let index = match model.fold {
                 Fold::Alike => *fold_of_key
                     .entry((state, row.cells.as_slice()))
                     .or_insert(folds.len()),
@@ -190,7 +190,7 @@ fn folded(model: &ViewModel<'_>, matrix: &Matrix) -> Vec<(RankState, matrix::Row
             let view = model.snapshot.rank(rank);
             let is_gone = view.is_some_and(|view| view.liveness == Liveness::Dead);
             let since_ns = row.pending_since_ns.filter(|_| !is_gone);
-            match folds.get_mut(at) {
+            match folds.get_mut(index) {
                 Some((_, known)) => {
                     known.ranks.push(rank);
                     known.pending_since_ns = match (known.pending_since_ns, since_ns) {

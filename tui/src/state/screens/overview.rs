@@ -167,7 +167,7 @@ pub(in crate::state) fn page_of(
     });
     let mut page = Page {
         head,
-        right: right.map(|(at, _)| at).collect(),
+        right: right.map(|(index, _)| index).collect(),
         panes: panes.iter().map(|pane| pane.pane(model)).collect(),
         kept_rows: (panes.iter())
             .map(|pane| kept_rows.get(pane).copied().unwrap_or(0))
@@ -175,12 +175,12 @@ pub(in crate::state) fn page_of(
     };
     replace_cut_heat_map(model, &mut page);
     enlarge_trends(model, panes, &mut page);
-    if let Some(at) = panes
+    if let Some(index) = panes
         .iter()
         .position(|pane| *pane == OverviewPane::Operations)
     {
         let spare = model.size.1.saturating_sub(needed(&page, model.size));
-        page.panes[at] = operations_pane(model, MIN_OPERATIONS + usize::from(spare));
+        page.panes[index] = operations_pane(model, MIN_OPERATIONS + usize::from(spare));
     }
     page
 }
@@ -213,16 +213,16 @@ pub(super) fn operations_pane(model: &ViewModel<'_>, rows: usize) -> Pane {
 
 /// A heat map that does not fit would hide ranks, and perhaps the one at fault: the strip takes its place.
 fn replace_cut_heat_map(model: &ViewModel<'_>, page: &mut Page) {
-    let is_cut = |(at, pane): (usize, &Pane)| match &pane.body {
+    let is_cut = |(index, pane): (usize, &Pane)| match &pane.body {
         Body::Grid(grid) => {
-            !is_whole(page, at, model.size)
+            !is_whole(page, index, model.size)
                 || grid.columns.len() > usize::from(model.size.0.saturating_sub(Grid::LABEL_WIDTH))
         }
         _ => false,
     };
     let cut = page.panes.iter().enumerate().position(is_cut);
-    if let Some(at) = cut {
-        page.panes[at] = strip_pane(model);
+    if let Some(index) = cut {
+        page.panes[index] = strip_pane(model);
     }
 }
 
@@ -279,8 +279,8 @@ pub(super) fn verdict(report: &Report) -> (&'static str, Tone) {
 fn head_finding<'a>(model: &ViewModel<'a>) -> Option<&'a Finding> {
     let report = &model.snapshot.report;
     let shown = report.end.is_none() || report.lead().is_some();
-    let at = model.index.head.filter(|_| shown)?;
-    Some(&report.findings[at])
+    let index = model.index.head.filter(|_| shown)?;
+    Some(&report.findings[index])
 }
 
 /// The first line: the verdict, then the sentence of the finding or of the job's end, or else one about what is
@@ -406,7 +406,7 @@ const MAX_CHART_ROWS: u16 = 3;
 /// trends, up to [`MAX_CHART_ROWS`] each. The rest stays empty.
 fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page) {
     let trends_at = panes.iter().position(|pane| *pane == OverviewPane::Trends);
-    let Some(at) = trends_at.filter(|_| is_roomy(model)) else {
+    let Some(index) = trends_at.filter(|_| is_roomy(model)) else {
         return;
     };
     let spare = model.size.1.saturating_sub(needed(page, model.size));
@@ -414,7 +414,7 @@ fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page
     let drawn = drawn.iter().filter(|trend| trend.is_known());
     let charts = u16::try_from(drawn.count()).unwrap_or(u16::MAX).max(1);
     let height = (1 + spare / charts).min(MAX_CHART_ROWS);
-    page.panes[at].body = Body::Text(trends(model, column_width(model), usize::from(height)));
+    page.panes[index].body = Body::Text(trends(model, column_width(model), usize::from(height)));
 }
 
 /// `why: rank 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right
@@ -511,8 +511,8 @@ fn strip(model: &ViewModel<'_>) -> Strip {
     if by_host(model) {
         let dots = model.index.hosts.iter().map(|host| {
             let mut all = host.ranks.iter();
-            let visible = model.filter.is_empty() || all.any(|&at| shown(ranks[at].rank));
-            let worst = host.ranks.iter().map(|&at| states[at]).max();
+            let visible = model.filter.is_empty() || all.any(|&index| shown(ranks[index].rank));
+            let worst = host.ranks.iter().map(|&index| states[index]).max();
             let worst = worst.unwrap_or(RankState::Unread);
             dot(worst, visible)
         });

@@ -355,7 +355,9 @@ pub(super) fn frames<'a>(
     dump: &'a Dump,
     entry: &Entry,
 ) -> impl Iterator<Item = &'a rcomm_recorder::model::Frame> {
-    let stack = entry.stack.and_then(|at| dump.stacks.get(at as usize));
+    let stack = entry
+        .stack
+        .and_then(|index| dump.stacks.get(index as usize));
     let frames = stack.into_iter().flatten();
     frames.filter_map(|&frame| dump.frames.get(frame as usize))
 }

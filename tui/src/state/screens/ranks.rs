@@ -46,8 +46,8 @@ impl Metric {
 
     /// The metric after this one.
     pub fn next(self) -> Self {
-        let at = Self::ALL.iter().position(|(m, _)| *m == self).unwrap_or(0);
-        Self::ALL[(at + 1) % Self::ALL.len()].0
+        let index = Self::ALL.iter().position(|(m, _)| *m == self).unwrap_or(0);
+        Self::ALL[(index + 1) % Self::ALL.len()].0
     }
 
     fn name(self) -> &'static str {
@@ -140,7 +140,7 @@ fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
 /// The hosts; those with a problem while only problems are shown.
 fn hosts<'a>(model: &'a ViewModel<'_>) -> Vec<&'a Host> {
     let is_listed = |host: &&Host| {
-        let has_problem = |&at: &usize| model.index.states[at].is_problem();
+        let has_problem = |&index: &usize| model.index.states[index].is_problem();
         !model.problems_only || host.ranks.iter().any(has_problem)
     };
     model.index.hosts.iter().filter(is_listed).collect()
@@ -155,13 +155,13 @@ fn is_by_host(model: &ViewModel<'_>, hosts: &[&Host]) -> bool {
 
 fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
     let hosts = hosts(model);
-    let dot = |at: usize| (model.snapshot.ranks[at].rank, dot(model, at, ages));
+    let dot = |index: usize| (model.snapshot.ranks[index].rank, dot(model, index, ages));
     if is_by_host(model, &hosts) {
         let height = hosts.iter().map(|host| host.ranks.len()).max().unwrap_or(0);
         let row = |local: usize| -> Vec<Option<(Rank, Dot)>> {
             let cells = hosts.iter();
             cells
-                .map(|host| host.ranks.get(local).map(|&at| dot(at)))
+                .map(|host| host.ranks.get(local).map(|&index| dot(index)))
                 .collect()
         };
         Grid {
@@ -175,10 +175,10 @@ fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
         const ROW_LENGTH: usize = 32;
         let all = model.snapshot.ranks.len();
         let rows: Vec<usize> = (0..all).step_by(ROW_LENGTH).collect();
-        let label = |&at: &usize| model.snapshot.ranks[at].rank.to_string();
+        let label = |&index: &usize| model.snapshot.ranks[index].rank.to_string();
         let row = |&from: &usize| -> Vec<Option<(Rank, Dot)>> {
             (from..from + ROW_LENGTH)
-                .map(|at| (at < all).then(|| dot(at)))
+                .map(|index| (index < all).then(|| dot(index)))
                 .collect()
         };
         Grid {
@@ -212,9 +212,9 @@ fn value(
 
 /// The cell of the rank at this index; blank if it does not pass the filter, or has no problem while only problems are
 /// shown.
-fn dot(model: &ViewModel<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
-    let view = &model.snapshot.ranks[at];
-    let state = model.index.states[at];
+fn dot(model: &ViewModel<'_>, index: usize, ages: &HashMap<Rank, f64>) -> Dot {
+    let view = &model.snapshot.ranks[index];
+    let state = model.index.states[index];
     let report = model.index.report(model.snapshot, view.rank);
     let (glyph, tone) = if model.metric == Metric::State {
         let mark = state.mark();
@@ -254,9 +254,9 @@ fn legend(model: &ViewModel<'_>) -> Line {
         return line;
     }
     let steps = model.metric.steps();
-    for (at, (glyph, tone)) in SHADES.iter().enumerate() {
+    for (index, (glyph, tone)) in SHADES.iter().enumerate() {
         line.push(styled(glyph.to_string(), *tone));
-        let bound = match steps.get(at) {
+        let bound = match steps.get(index) {
             Some(&step) => format!(" <{}  ", model.metric.format(step)),
             None => format!(" >={}  ", model.metric.format(steps[2])),
         };
@@ -271,28 +271,31 @@ fn legend(model: &ViewModel<'_>) -> Line {
 /// on several hosts, or nothing. A single rank is named. `None` if no rank or every rank is conspicuous.
 fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let ranks = &model.snapshot.ranks;
-    let stands_out = |at: usize| {
+    let stands_out = |index: usize| {
         if model.metric == Metric::State {
             return matches!(
-                model.index.states[at],
+                model.index.states[index],
                 RankState::Root | RankState::Late | RankState::Silent | RankState::Unread
             );
         }
-        let rank = ranks[at].rank;
+        let rank = ranks[index].rank;
         let report = model.index.report(model.snapshot, rank);
         let value = report.and_then(|report| value(model, rank, report, ages));
         value.is_some_and(|value| model.metric.shade(value) >= 2)
     };
-    let odd: Vec<usize> = (0..ranks.len()).filter(|&at| stands_out(at)).collect();
+    let odd: Vec<usize> = (0..ranks.len())
+        .filter(|&index| stands_out(index))
+        .collect();
     // If all ranks are affected there is no pattern.
     if odd.len() == ranks.len() {
         return None;
     }
     let first = *odd.first()?;
     let view = &ranks[first];
-    let hosts: std::collections::BTreeSet<_> = odd.iter().map(|&at| &ranks[at].host).collect();
+    let hosts: std::collections::BTreeSet<_> =
+        odd.iter().map(|&index| &ranks[index].host).collect();
     let locals: std::collections::BTreeSet<_> =
-        odd.iter().map(|&at| ranks[at].local_rank).collect();
+        odd.iter().map(|&index| ranks[index].local_rank).collect();
     let on_host = model.index.hosts.iter().find(|host| host.name == view.host);
     let size = on_host.map_or(0, |host| host.ranks.len());
     // With one rank on each host, all have the same local rank.

@@ -31,7 +31,11 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         .collect();
     let mut rows = Vec::new();
     for host in &model.index.hosts {
-        let ranks = || host.ranks.iter().map(|&at| model.snapshot.ranks[at].rank);
+        let ranks = || {
+            host.ranks
+                .iter()
+                .map(|&index| model.snapshot.ranks[index].rank)
+        };
         let here: Vec<&RankReport> = ranks()
             .filter_map(|rank| listed.get(&rank).copied())
             .filter(|report| passes(model, report))

@@ -99,8 +99,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let shown = shown(model);
     let kinds = kinds(model);
     let mut legend = Line::new();
-    for (at, kind) in kinds.iter().enumerate().take(TONES.len()) {
-        legend.push(styled(INSIDE.to_string(), TONES[at]));
+    for (index, kind) in kinds.iter().enumerate().take(TONES.len()) {
+        legend.push(styled(INSIDE.to_string(), TONES[index]));
         legend.push(plain(format!(" {kind}  ")));
     }
     if kinds.len() > TONES.len() {
@@ -132,7 +132,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     legend.push(plain(format!(" {}", keys.concat())));
     let mut head = vec![legend];
     let selected = shown.get(model.row).or(shown.first());
-    head.extend(selected.map(|&at| readout(model, &ranks[at])));
+    head.extend(selected.map(|&index| readout(model, &ranks[index])));
     let hidden = shown.len().saturating_sub(MAX_LANES);
     if hidden > 0 {
         head.push(vec![plain(format!(
@@ -159,18 +159,18 @@ pub(super) fn of_first(model: &ViewModel<'_>, most: usize) -> Body {
 fn shown(model: &ViewModel<'_>) -> Vec<usize> {
     let ranks = &model.snapshot.ranks;
     let mut shown: Vec<(u8, usize)> = (0..ranks.len())
-        .filter(|&at| {
-            let state = model.index.states[at];
-            let rank = ranks[at].rank;
+        .filter(|&index| {
+            let state = model.index.states[index];
+            let rank = ranks[index].rank;
             let subject = Subject {
                 state: Some(model.index.filter_words(model.snapshot, rank)),
                 ..Subject::default()
             };
             (!model.problems_only || state.is_problem()) && model.passes_rank(rank, &subject)
         })
-        .map(|at| {
-            let place = match model.index.states[at] {
-                _ if model.marks.contains(&ranks[at].rank) => 0,
+        .map(|index| {
+            let place = match model.index.states[index] {
+                _ if model.marks.contains(&ranks[index].rank) => 0,
                 RankState::Root => 1,
                 RankState::Late => 2,
                 RankState::Silent | RankState::Unread => 3,
@@ -178,11 +178,11 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
                 RankState::Waits => 5,
                 RankState::Ok => 6,
             };
-            (place, at)
+            (place, index)
         })
         .collect();
     shown.sort_unstable();
-    shown.into_iter().map(|(_, at)| at).collect()
+    shown.into_iter().map(|(_, index)| index).collect()
 }
 
 /// The timeline of the first `most` of the shown ranks.
@@ -191,7 +191,7 @@ fn lanes(model: &ViewModel<'_>, shown: &[usize], kinds: &[String], most: usize) 
     let shown = &shown[..shown.len().min(most)];
     let last = shown
         .iter()
-        .filter_map(|&at| last_event(&ranks[at]))
+        .filter_map(|&index| last_event(&ranks[index]))
         .max()
         .unwrap_or(model.snapshot.at.wall_ns);
     // Include a little time after the last event, where the absence of events is visible.
@@ -201,7 +201,7 @@ fn lanes(model: &ViewModel<'_>, shown: &[usize], kinds: &[String], most: usize) 
         from_ns,
         to_ns,
         lanes: (shown.iter())
-            .map(|&at| lane(model, at, (from_ns, to_ns), kinds))
+            .map(|&index| lane(model, index, (from_ns, to_ns), kinds))
             .collect(),
         cursor_ns: model.scale.cursor_ns,
     })
@@ -273,7 +273,7 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     let at_ns = model.scale.cursor_ns.unwrap_or(i64::MAX);
     let issued_until = operations.partition_point(|(_, entry)| entry.time_created_ns <= at_ns);
     let mut line = vec![styled(format!("rank {}: ", view.rank), Tone::Title)];
-    let Some((dump, entry)) = issued_until.checked_sub(1).map(|at| operations[at]) else {
+    let Some((dump, entry)) = issued_until.checked_sub(1).map(|index| operations[index]) else {
         line.push(plain(match model.scale.cursor_ns {
             Some(_) => "no operation is recorded up to the cursor",
             None => "no operation is recorded",
@@ -372,9 +372,14 @@ fn end_of_record(model: &ViewModel<'_>, view: &RankView, dump: &Dump) -> Option<
 }
 
 /// The lane of the rank at index `at`, with the operations between two times.
-fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &[String]) -> Lane {
-    let view = &model.snapshot.ranks[at];
-    let state = model.index.states[at];
+fn lane(
+    model: &ViewModel<'_>,
+    index: usize,
+    (from_ns, to_ns): (i64, i64),
+    kinds: &[String],
+) -> Lane {
+    let view = &model.snapshot.ranks[index];
+    let state = model.index.states[index];
     let marked = model.marks.contains(&view.rank);
     let operations = operations(view).into_iter();
     let spans = operations

@@ -54,7 +54,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     }
     // The roots are those of the requested finding or, without one, those of the whole hang.
     let finding =
-        requested_finding(model, target).or(model.index.head.map(|at| &report.findings[at]));
+        requested_finding(model, target).or(model.index.head.map(|index| &report.findings[index]));
     if let Some(finding) = finding.filter(|_| from.is_none()) {
         head.push(vec![plain(model.sentence(finding))]);
         head.extend(super::finding::next(finding));
@@ -70,10 +70,10 @@ const DOES_WHAT: &str = "does what";
 /// The whole text of a row, if the table cuts it.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let table = page.table(0)?;
-    let at = |name| table.columns.iter().position(|column| column.name == name);
-    let text = cut_cell(model, page, row, at(DOES_WHAT)?)?;
+    let column_index = |name| table.columns.iter().position(|column| column.name == name);
+    let text = cut_cell(model, page, row, column_index(DOES_WHAT)?)?;
     let row = &table.rows[row.min(table.rows.len() - 1)];
-    let who = at(WHO).map_or("selected", |at| row.cells[at].text.as_str());
+    let who = column_index(WHO).map_or("selected", |index| row.cells[index].text.as_str());
     let line = vec![plain(text)];
     Some(Pane {
         title: who.to_owned(),

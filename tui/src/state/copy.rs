@@ -21,9 +21,9 @@ impl State {
     fn command_to_look_further(&self) -> Option<String> {
         let snapshot = self.history.shown().filter(|_| !self.options.dumps)?;
         let suspect = || (self.index.suspect).filter(|_| *self.screen() == Screen::Overview);
-        let in_question = |rank| matches!(self.index.rank(rank), RankState::Root | RankState::Late);
+        let is_suspect = |rank| matches!(self.index.rank(rank), RankState::Root | RankState::Late);
         let rank = match self.target() {
-            Some(Target::Rank(rank)) if self.is_on_command() || in_question(rank) => Some(rank),
+            Some(Target::Rank(rank)) if self.is_on_command() || is_suspect(rank) => Some(rank),
             Some(Target::Finding(id)) => {
                 let mut findings = snapshot.report.findings.iter();
                 let finding = findings.find(|finding| finding.id == id);

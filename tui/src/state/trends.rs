@@ -60,8 +60,13 @@ impl Trends {
         let step = report.ranks.iter().filter_map(|rank| rank.step).max();
         // While a job hangs, the medians are those of its past.
         let hangs = report.pending().any(|instance| instance.overdue);
-        let lags = |of: &Snapshot| -> Vec<Option<f64>> {
-            of.report.ranks.iter().map(|rank| rank.lag_p50_ms).collect()
+        let lags = |snapshot: &Snapshot| -> Vec<Option<f64>> {
+            snapshot
+                .report
+                .ranks
+                .iter()
+                .map(|rank| rank.lag_p50_ms)
+                .collect()
         };
         let are_lags_old = hangs && before.is_some_and(|before| lags(before) == lags(snapshot));
         let mut sample = Sample {

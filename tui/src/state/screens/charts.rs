@@ -139,14 +139,14 @@ pub(super) fn trends(model: &ViewModel<'_>, width: u16, height: usize) -> Vec<Li
         let newest = &trend.values[trend.values.len().saturating_sub(room)..];
         let max = newest.iter().flatten().copied().reduce(f64::max);
         // The height of a bar is in eighths of a row: the lowest bar has one, and the highest has all but one.
-        let most = BARS.len() * height - 1;
+        let max_eighths = BARS.len() * height - 1;
         let eighths = |value: f64| match max {
-            Some(max) if max > 0.0 => 1 + (value / max * (most - 1) as f64).round() as usize,
+            Some(max) if max > 0.0 => 1 + (value / max * (max_eighths - 1) as f64).round() as usize,
             _ => 1,
         };
         let bar = |value: &Option<f64>, row: usize| {
-            let above = value.map_or(0, |value| eighths(value).min(most));
-            match above.saturating_sub(row * BARS.len()) {
+            let bar_eighths = value.map_or(0, |value| eighths(value).min(max_eighths));
+            match bar_eighths.saturating_sub(row * BARS.len()) {
                 0 => ' ',
                 filled => BARS[filled.min(BARS.len()) - 1],
             }

@@ -56,7 +56,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         let mut ops: Vec<&str> = states.values().map(|(op, _)| op.as_str()).collect();
         ops.sort_unstable();
         ops.dedup();
-        let mut odd = ops.len() > 1;
+        let mut is_problem = ops.len() > 1;
         let mut cells = vec![
             Cell::text(model.labels([group])),
             Cell::number(seq.to_string(), *seq as f64),
@@ -70,14 +70,14 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 Some((_, EntryState::Failed)) => Cell::text("F").toned(Tone::Bad),
                 None if !is_member => Cell::text(""),
                 None => {
-                    odd = true;
+                    is_problem = true;
                     Cell::text("-").toned(Tone::Bad)
                 }
             });
         }
         cells.push(Cell::text(ops.join(" / ")));
         Row {
-            mark: if odd {
+            mark: if is_problem {
                 Mark::new('!', Tone::Bad)
             } else {
                 Mark::NONE
@@ -85,7 +85,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             cells,
             tone: Tone::Plain,
             target: Some(super::group_target(&[group])),
-            problem: odd,
+            problem: is_problem,
         }
     });
     let mut columns = vec![rest("group", 0), number("seq", 0)];

@@ -149,7 +149,7 @@ fn row(
     let bandwidth = median(reports.iter().filter_map(|r| r.busbw_gbs).collect());
     let ages = reports.iter().filter_map(|report| model.age_in(report));
     let waited = ages.reduce(f64::max);
-    let many = if reports.len() > 1 {
+    let fold_count = if reports.len() > 1 {
         format!("x{}", reports.len())
     } else {
         String::new()
@@ -159,7 +159,7 @@ fn row(
         mark: state.mark(),
         cells: vec![
             Cell::text(model.labels(groups.iter().copied())),
-            Cell::text(many).toned(Tone::Dim),
+            Cell::text(fold_count).toned(Tone::Dim),
             Cell::number(members.to_string(), members as f64),
             Cell::number(
                 format!("{}/{}", seq(last), seq(lowest)),

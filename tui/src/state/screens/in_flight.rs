@@ -149,12 +149,12 @@ pub(super) fn expected(instance: &InstanceReport) -> usize {
 
 /// The size of an operation; if its members passed different ones that must be equal, the least and the largest.
 fn size_cell(instance: &InstanceReport) -> Cell {
-    let most = narrow_bytes(instance.bytes);
+    let largest = narrow_bytes(instance.bytes);
     let value = instance.bytes as f64;
     match instance.least_bytes {
-        None => Cell::number(most, value),
+        None => Cell::number(largest, value),
         Some(least) => {
-            Cell::number(format!("{} or {most}", narrow_bytes(least)), value).toned(Tone::Bad)
+            Cell::number(format!("{} or {largest}", narrow_bytes(least)), value).toned(Tone::Bad)
         }
     }
 }
@@ -189,7 +189,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
         }
     };
     let groups: Vec<_> = fold.iter().map(|instance| &instance.group).collect();
-    let many = if fold.len() > 1 {
+    let fold_count = if fold.len() > 1 {
         format!("x{}", fold.len())
     } else {
         String::new()
@@ -199,7 +199,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
         cells: vec![
             Cell::number(age(oldest), oldest.unwrap_or(f64::NAN)),
             Cell::text(model.labels(groups.iter().copied())),
-            Cell::text(many).toned(Tone::Dim),
+            Cell::text(fold_count).toned(Tone::Dim),
             Cell::number(first.seq.to_string(), first.seq as f64),
             Cell::text(first.op.as_str()),
             size_cell(first),

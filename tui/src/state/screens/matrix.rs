@@ -76,10 +76,10 @@ impl Shown {
 /// The numbers of the pending collectives of a group that are not overdue.
 fn not_yet(model: &ViewModel<'_>, group: &GroupRef) -> HashSet<u64> {
     let pending = model.snapshot.report.pending();
-    let of_group = pending.filter(|instance| {
+    let group_instances = pending.filter(|instance| {
         instance.seq_kind == SeqKind::CollectiveSeqId && instance.group == *group
     });
-    of_group
+    group_instances
         .filter(|instance| !instance.overdue)
         .map(|instance| instance.seq)
         .collect()
@@ -171,7 +171,7 @@ fn tone(cell: matrix::Cell) -> Tone {
 }
 
 /// Ranks that share a row: those with the same cells and in the same state or, unfolded, each one.
-fn folded(model: &ViewModel<'_>, matrix: &Matrix) -> Vec<(RankState, matrix::Row)> {
+fn fold_rows(model: &ViewModel<'_>, matrix: &Matrix) -> Vec<(RankState, matrix::Row)> {
     let mut folds: Vec<(RankState, matrix::Row)> = Vec::new();
     let mut fold_of_key: HashMap<(RankState, &[matrix::Cell]), usize> = HashMap::new();
     for row in &matrix.rows {
@@ -223,7 +223,7 @@ fn table(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Table {
     columns.push(number("age", 0));
     columns.push(rest("last call", 2));
     let is_overdue = model.index.is_overdue(group);
-    let folds = folded(model, &shown.matrix);
+    let folds = fold_rows(model, &shown.matrix);
     let rows = folds.iter().filter_map(|(state, row)| {
         let ranks = &row.ranks;
         let &first = ranks.first()?;

@@ -386,8 +386,8 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     let Some(finding) = head_finding(model) else {
         return;
     };
-    let about = |row: &&mut Row| row.target == Some(Target::Finding(finding.id));
-    if let Some(row) = table.rows.iter_mut().find(about)
+    let is_of_headline = |row: &&mut Row| row.target == Some(Target::Finding(finding.id));
+    if let Some(row) = table.rows.iter_mut().find(is_of_headline)
         && let Some(cell) = row.cells.last_mut()
     {
         let more = match warnings::ways_to_more(model, "; ") {
@@ -405,8 +405,8 @@ const MAX_CHART_ROWS: u16 = 3;
 /// On terminals of at least [`ROOMY_ROWS`] rows, divides the rows that no pane needs evenly among the charts of the
 /// trends, up to [`MAX_CHART_ROWS`] each. The rest stays empty.
 fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page) {
-    let trends_at = panes.iter().position(|pane| *pane == OverviewPane::Trends);
-    let Some(index) = trends_at.filter(|_| is_roomy(model)) else {
+    let trends_index = panes.iter().position(|pane| *pane == OverviewPane::Trends);
+    let Some(index) = trends_index.filter(|_| is_roomy(model)) else {
         return;
     };
     let spare = model.size.1.saturating_sub(needed(page, model.size));

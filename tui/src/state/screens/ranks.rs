@@ -283,25 +283,29 @@ fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
         let value = report.and_then(|report| value(model, rank, report, ages));
         value.is_some_and(|value| model.metric.shade(value) >= 2)
     };
-    let odd: Vec<usize> = (0..ranks.len())
+    let conspicuous: Vec<usize> = (0..ranks.len())
         .filter(|&index| stands_out(index))
         .collect();
     // If all ranks are affected there is no pattern.
-    if odd.len() == ranks.len() {
+    if conspicuous.len() == ranks.len() {
         return None;
     }
-    let first = *odd.first()?;
+    let first = *conspicuous.first()?;
     let view = &ranks[first];
-    let hosts: std::collections::BTreeSet<_> =
-        odd.iter().map(|&index| &ranks[index].host).collect();
-    let locals: std::collections::BTreeSet<_> =
-        odd.iter().map(|&index| ranks[index].local_rank).collect();
-    let on_host = model.index.hosts.iter().find(|host| host.name == view.host);
-    let size = on_host.map_or(0, |host| host.ranks.len());
+    let hosts: std::collections::BTreeSet<_> = conspicuous
+        .iter()
+        .map(|&index| &ranks[index].host)
+        .collect();
+    let locals: std::collections::BTreeSet<_> = conspicuous
+        .iter()
+        .map(|&index| ranks[index].local_rank)
+        .collect();
+    let host = model.index.hosts.iter().find(|host| host.name == view.host);
+    let size = host.map_or(0, |host| host.ranks.len());
     // With one rank on each host, all have the same local rank.
     let mut known_hosts = (model.index.hosts.iter()).filter(|host| !host.name.is_empty());
     let has_local_ranks = known_hosts.any(|host| host.ranks.len() > 1);
-    let number = odd.len();
+    let number = conspicuous.len();
     Some(match (hosts.len(), locals.len()) {
         _ if number == 1 => format!("{} alone", model.rank_label(view.rank)),
         (1, _) if view.host.is_empty() => format!("{number} ranks, whose hosts are unknown"),

@@ -36,21 +36,25 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 .iter()
                 .map(|&index| model.snapshot.ranks[index].rank)
         };
-        let here: Vec<&RankReport> = ranks()
+        let host_reports: Vec<&RankReport> = ranks()
             .filter_map(|rank| listed.get(&rank).copied())
             .filter(|report| passes(model, report))
             .collect();
         // If all ranks of a host are late, the host is considered the cause and gets one row, unless the warnings name
         // only some of them. Other late ranks have a row each.
-        let named = here.iter().filter(|one| accused.contains(&one.rank));
-        let all_alike = [0, here.len()].contains(&named.count());
-        let is_host_late =
-            here.len() > 1 && here.len() == host.ranks.len() && !host.name.is_empty() && all_alike;
+        let named = host_reports
+            .iter()
+            .filter(|one| accused.contains(&one.rank));
+        let all_alike = [0, host_reports.len()].contains(&named.count());
+        let is_host_late = host_reports.len() > 1
+            && host_reports.len() == host.ranks.len()
+            && !host.name.is_empty()
+            && all_alike;
         if is_host_late {
-            rows.push(row(model, &here, host.ranks.len(), &accused));
+            rows.push(row(model, &host_reports, host.ranks.len(), &accused));
         } else {
-            let each = here.iter();
-            rows.extend(each.map(|one| row(model, &[one], host.ranks.len(), &accused)));
+            let reports = host_reports.iter();
+            rows.extend(reports.map(|one| row(model, &[one], host.ranks.len(), &accused)));
         }
     }
     rows.retain(|row| row.problem || !model.problems_only);

@@ -150,9 +150,9 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
 }
 
-/// The timeline of the first `most` ranks, for a pane of another screen.
-pub(super) fn of_first(model: &ViewModel<'_>, most: usize) -> Body {
-    lanes(model, &shown(model), &kinds(model), most)
+/// The timeline of the first `max_lanes` ranks, for a pane of another screen.
+pub(super) fn of_first(model: &ViewModel<'_>, max_lanes: usize) -> Body {
+    lanes(model, &shown(model), &kinds(model), max_lanes)
 }
 
 /// Indices of the ranks to show, those that are marked or in trouble first.
@@ -185,10 +185,10 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
     shown.into_iter().map(|(_, index)| index).collect()
 }
 
-/// The timeline of the first `most` of the shown ranks.
-fn lanes(model: &ViewModel<'_>, shown: &[usize], kinds: &[String], most: usize) -> Body {
+/// The timeline of the first `max_lanes` of the shown ranks.
+fn lanes(model: &ViewModel<'_>, shown: &[usize], kinds: &[String], max_lanes: usize) -> Body {
     let ranks = &model.snapshot.ranks;
-    let shown = &shown[..shown.len().min(most)];
+    let shown = &shown[..shown.len().min(max_lanes)];
     let last = shown
         .iter()
         .filter_map(|&index| last_event(&ranks[index]))
@@ -371,7 +371,7 @@ fn end_of_record(model: &ViewModel<'_>, view: &RankView, dump: &Dump) -> Option<
     Some(dump.identity.dump_time_ns).filter(|&taken_ns| is_over && taken_ns > 0)
 }
 
-/// The lane of the rank at index `at`, with the operations between two times.
+/// The lane of the rank at this index, with the operations between two times.
 fn lane(
     model: &ViewModel<'_>,
     index: usize,

@@ -27,7 +27,9 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         // Codes without findings say little; those that the user muted stay in sight.
         let (listed, folded): (Vec<Code>, Vec<Code>) =
             unreported.partition(|code| model.fold == Fold::Nothing || model.muted.contains(code));
-        let listed = listed.into_iter().map(|code| absent(model, code));
+        let listed = listed
+            .into_iter()
+            .map(|code| row_without_findings(model, code));
         table.rows.extend(listed);
         if !folded.is_empty() {
             table.rows.push(Row {
@@ -213,7 +215,7 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
         Severity::Note => (' ', Tone::Dim),
     };
     // Consequences are listed below their cause.
-    let under = if finding.caused_by.is_some() {
+    let indent = if finding.caused_by.is_some() {
         "  + "
     } else {
         ""
@@ -233,7 +235,7 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
                 0 => Cell::text(""),
                 _ => Cell::number(ranks.to_string(), ranks as f64),
             },
-            Cell::text(format!("{under}{}{muted}", model.sentence(finding))),
+            Cell::text(format!("{indent}{}{muted}", model.sentence(finding))),
         ],
         tone: if finding.caused_by.is_some()
             || !muted.is_empty()
@@ -249,7 +251,7 @@ fn row(model: &ViewModel<'_>, finding: &Finding) -> Row {
 }
 
 /// The row of a code without findings: no rank, and the meaning of the code.
-fn absent(model: &ViewModel<'_>, code: Code) -> Row {
+fn row_without_findings(model: &ViewModel<'_>, code: Code) -> Row {
     let muted = if model.muted.contains(&code) {
         " (muted)"
     } else {

@@ -16,7 +16,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     let report = &model.snapshot.report;
     // For a waiting rank, the path to its cause comes first. The root causes and the ranks that wait or failed because
     // of them follow.
-    let from = match target {
+    let start = match target {
         Some(Target::Rank(rank)) => report
             .waits
             .iter()
@@ -36,7 +36,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     let roots = roots(model, target);
     let mut rows = Vec::new();
     let mut head: Vec<Line> = Vec::new();
-    if let Some(rank) = from {
+    if let Some(rank) = start {
         head.push(vec![plain(format!(
             "from {} to its cause",
             model.rank_label(rank)
@@ -55,7 +55,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     // The roots are those of the requested finding or, without one, those of the whole hang.
     let finding =
         requested_finding(model, target).or(model.index.head.map(|index| &report.findings[index]));
-    if let Some(finding) = finding.filter(|_| from.is_none()) {
+    if let Some(finding) = finding.filter(|_| start.is_none()) {
         head.push(vec![plain(model.sentence(finding))]);
         head.extend(super::finding::next(finding));
     }
@@ -176,8 +176,8 @@ fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: 
 }
 
 /// One row for each wait on the way from a rank to the cause of its wait.
-fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
-    let path = causes::path(&model.snapshot.report, from);
+fn path(model: &ViewModel<'_>, start: Rank) -> Vec<Row> {
+    let path = causes::path(&model.snapshot.report, start);
     let step = |wait: &rcomm_analyzer::Wait| {
         let call = overview::call(model, &wait.op, wait.seq, &wait.group);
         let verb = verb(model, &[wait.rank]);
@@ -228,10 +228,10 @@ fn further_roots(ranks: &[Rank]) -> Row {
 /// The row of a root cause: the rank, what it waits in or its last recorded call, with the place in the program, and
 /// its phase.
 fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
-    let on_rank = model.index.report(model.snapshot, rank);
+    let rank_report = model.index.report(model.snapshot, rank);
     let newest = model.snapshot.rank(rank).and_then(super::rank::newest);
     let call = newest.and_then(|(dump, entry)| call(model, dump, entry));
-    let call = call.or_else(|| on_rank.and_then(|on_rank| on_rank.last_call.clone()));
+    let call = call.or_else(|| rank_report.and_then(|rank_report| rank_report.last_call.clone()));
     let mut waits = model.snapshot.report.waits.iter();
     let wait = waits.find(|wait| wait.rank == rank && !wait.on.is_empty());
     let mut what = match (wait, call) {
@@ -250,8 +250,8 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
         let call_site = format!(" at {file}:{} {}", frame.line, frame.name);
         what.push_str(call_site.trim_end());
     }
-    if let Some(phase) = on_rank
-        .and_then(|on_rank| on_rank.phase.as_ref())
+    if let Some(phase) = rank_report
+        .and_then(|rank_report| rank_report.phase.as_ref())
         .filter(|p| !p.is_empty())
     {
         what.push_str(&format!(", phase {phase:?}"));

@@ -72,11 +72,12 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Prints the cost of watching eight ranks.
 fn watch_small() -> std::io::Result<()> {
     with_a_job(|rings| watch("8 ranks on this node", &["--ring-dir", rings], "bench-job"))
 }
 
-/// Prints the cost of watching eight ranks, minute by minute.
+/// Prints the cost of watching eight ranks in each of this number of minutes.
 fn endure(minutes: u32) -> std::io::Result<()> {
     with_a_job(|rings| {
         let mut running = Running::start(&["--ring-dir", rings])?;
@@ -160,13 +161,13 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
     running.wait_for("STUCK")?;
     // The fault is 4 s after the start. The first operation that hangs is issued 0.15 s later, and is overdue after
     // five more seconds.
-    let late = running.began.elapsed().as_secs_f64() - 9.15;
+    let delay = running.began.elapsed().as_secs_f64() - 9.15;
     let peak = peak_mib(&running.pid().to_string());
     running.end()?;
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{ranks:>6} ranks: hang shown {late:.2} s after its first operation was overdue; peak memory {peak} MiB",
+        "{ranks:>6} ranks: hang shown {delay:.2} s after its first operation was overdue; peak memory {peak} MiB",
     )
 }
 
@@ -231,7 +232,7 @@ fn member(directory: &Path, rank: u32) -> (FlightRecorder, GroupHandle) {
 fn watch(what: &str, arguments: &[&str], word: &str) -> std::io::Result<()> {
     let mut running = Running::start(arguments)?;
     running.wait_for(word)?;
-    let first = running.began.elapsed().as_secs_f64() * 1e3;
+    let first_screen_ms = running.began.elapsed().as_secs_f64() * 1e3;
     let pid = running.pid();
     // Measure after the start, over a few reads; output drawn in the meantime waits in the channel.
     std::thread::sleep(Duration::from_secs(2));
@@ -243,7 +244,7 @@ fn watch(what: &str, arguments: &[&str], word: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{what}: first screen after {first:.0} ms, then {:.2} % of a core; peak memory {peak} MiB",
+        "{what}: first screen after {first_screen_ms:.0} ms, then {:.2} % of a core; peak memory {peak} MiB",
         share * 100.0
     )
 }
@@ -304,6 +305,7 @@ impl Running {
         self.child.process_id().unwrap_or(0)
     }
 
+    /// Waits until the screen contains this text; fails after a minute without output.
     fn wait_for(&mut self, word: &str) -> std::io::Result<()> {
         while !self.screen.screen().contents().contains(word) {
             let bytes = self.bytes.recv_timeout(Duration::from_secs(60));
@@ -312,6 +314,7 @@ impl Running {
         Ok(())
     }
 
+    /// Kills the program.
     fn end(mut self) -> std::io::Result<()> {
         // The program may have ended on its own.
         let _ = self.child.kill();
@@ -362,7 +365,7 @@ fn measure(ranks: u32) -> std::io::Result<()> {
     };
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
     let mut state = State::new(options(), SIZE, Moment::default());
-    let (mut judging, mut taking, mut drawing) = (vec![], vec![], vec![]);
+    let (mut judging, mut updating, mut drawing) = (vec![], vec![], vec![]);
     // Before the hang, when all records change between reads, and during it.
     for ms in [-18_000, -12_000, -6_000, 60_000, 66_000, 72_000, 78_000] {
         let now = at(ms);
@@ -375,14 +378,14 @@ fn measure(ranks: u32) -> std::io::Result<()> {
         for _ in 0..ROUNDS {
             let began = Instant::now();
             update(&mut state, Event::Observed(snapshot.clone()));
-            taking.push(began.elapsed());
+            updating.push(began.elapsed());
             let began = Instant::now();
             text::buffer(&state);
             drawing.push(began.elapsed());
         }
     }
     let worst = |times: &[Duration]| times.iter().max().map_or(0.0, |t| t.as_secs_f64() * 1e3);
-    let (slowest_update, slowest_draw) = (worst(&taking), worst(&drawing));
+    let (slowest_update, slowest_draw) = (worst(&updating), worst(&drawing));
     let ms = |times: &mut Vec<Duration>| {
         times.sort_unstable();
         times[times.len() / 2].as_secs_f64() * 1e3
@@ -392,7 +395,7 @@ fn measure(ranks: u32) -> std::io::Result<()> {
         out,
         "{ranks:>6} ranks: update {:.1} ms (at most {slowest_update:.1}), draw {:.1} ms (at most \
          {slowest_draw:.1}), judge {:.0} ms (medians); peak memory {} MiB",
-        ms(&mut taking),
+        ms(&mut updating),
         ms(&mut drawing),
         ms(&mut judging),
         peak_mib("self"),

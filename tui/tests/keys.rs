@@ -1,4 +1,4 @@
-//! Effects of keys and commands on the state.
+//! Effects of keys, commands and new snapshots on the state.
 
 mod common;
 
@@ -40,9 +40,9 @@ fn e_opens_the_screen_of_the_focused_pane_whatever_the_number_of_rows() {
         let panes = showing(recorded(Situation::StuckRank), (100, rows))
             .page
             .panes;
-        for (at, pane) in panes.iter().enumerate() {
+        for (index, pane) in panes.iter().enumerate() {
             let mut state = showing(recorded(Situation::StuckRank), (100, rows));
-            press(&mut state, &"<tab>".repeat(at));
+            press(&mut state, &"<tab>".repeat(index));
             press(&mut state, "e");
             let title = &pane.title;
             let expected = match title.split([':', ' ']).next() {
@@ -69,13 +69,13 @@ fn e_opens_the_screen_of_the_focused_pane_whatever_the_number_of_rows() {
 fn the_focus_stays_on_its_pane_when_others_appear_above_it() {
     let mut state = showing(recorded(Situation::Healthy), (100, 24));
     let panes = state.page.panes.iter();
-    let at = panes.take_while(|pane| pane.title != "groups").count();
-    press(&mut state, &"<tab>".repeat(at));
+    let index = panes.take_while(|pane| pane.title != "groups").count();
+    press(&mut state, &"<tab>".repeat(index));
     // The trends go, and what is in flight comes.
     let mut stuck = recorded(Situation::StuckRank);
     stuck.job = state.snapshot().expect("a snapshot is shown").job.clone();
     update(&mut state, Event::Observed(Arc::new(stuck)));
-    assert_ne!(state.selection().pane, at);
+    assert_ne!(state.selection().pane, index);
     press(&mut state, "e");
     assert_eq!(*state.screen(), Screen::Groups);
 }
@@ -99,9 +99,9 @@ fn the_focus_and_the_selection_stay_when_an_operation_fails_or_the_suspect_chang
         let mut state = showing(stuck.clone(), (200, 50));
         press(&mut state, view);
         let panes = state.page.panes.iter();
-        let at = panes.take_while(|it| it.name() != pane).count();
-        press(&mut state, &format!("{}<down>", "<tab>".repeat(at)));
-        let before = (state.selection().row, state.page.panes[at].title.clone());
+        let index = panes.take_while(|it| it.name() != pane).count();
+        press(&mut state, &format!("{}<down>", "<tab>".repeat(index)));
+        let before = (state.selection().row, state.page.panes[index].title.clone());
         update(&mut state, Event::Observed(later));
         let focused = &state.page.panes[state.selection().pane];
         assert_eq!(focused.name(), pane);
@@ -114,8 +114,8 @@ fn the_focus_and_the_selection_stay_when_an_operation_fails_or_the_suspect_chang
 fn the_focus_stays_on_the_ranks_when_they_are_shown_by_host() {
     let mut state = showing(recorded(Situation::StuckRank), (80, 24));
     let panes = state.page.panes.iter();
-    let at = panes.take_while(|pane| pane.name() != "ranks").count();
-    press(&mut state, &"<tab>".repeat(at));
+    let index = panes.take_while(|pane| pane.name() != "ranks").count();
+    press(&mut state, &"<tab>".repeat(index));
     let many = Simulation::new(Situation::StuckRank, 512, START_NS).with_window(24);
     let mut many = judged(&many, many.fault_ns() + 60_000_000_000);
     many.job = state.snapshot().expect("a snapshot is shown").job.clone();
@@ -481,7 +481,7 @@ fn columns_and_panes_are_those_of_the_configuration() {
         !screen.contains("warnings:") && !screen.contains("in flight"),
         "{screen}"
     );
-    // Opening and expanding follow the pane, at any position.
+    // The key that opens the screen of a pane follows the pane to its new position.
     press(&mut state, "e");
     assert_eq!(*state.screen(), Screen::Groups);
     press(&mut state, "2<enter>");

@@ -200,16 +200,16 @@ fn facts_about_the_rank_at_fault_are_read_every_ten_seconds_and_shown() {
     ] {
         press(&mut state, &keys);
         let shown = text::of(&state);
-        let has = |text: &str| shown.lines().any(|line| line.starts_with(text));
+        let has_line = |text: &str| shown.lines().any(|line| line.starts_with(text));
         assert!(
-            has("~ process  41 is stopped in do_signal_stop"),
+            has_line("~ process  41 is stopped in do_signal_stop"),
             "{keys}\n{shown}"
         );
         assert!(
-            has("  memory   3 GiB of 24 GiB available"),
+            has_line("  memory   3 GiB of 24 GiB available"),
             "{keys}\n{shown}"
         );
-        assert!(has("  log      epoch 3, loss 0.31"), "{keys}\n{shown}");
+        assert!(has_line("  log      epoch 3, loss 0.31"), "{keys}\n{shown}");
     }
     update(&mut state, Event::Tick(later(10)));
     assert_eq!(

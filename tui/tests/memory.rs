@@ -21,7 +21,7 @@ const RANKS: u32 = 8;
 const WINDOW: usize = 600;
 
 /// Bytes of the operations in these frames; a dump that frames share counts once.
-fn held<'a>(frames: impl Iterator<Item = &'a Arc<Snapshot>>) -> usize {
+fn operation_bytes<'a>(frames: impl Iterator<Item = &'a Arc<Snapshot>>) -> usize {
     let mut records = BTreeMap::new();
     for view in frames.flat_map(|frame| frame.ranks.iter()) {
         for dump in &view.dumps {
@@ -61,15 +61,16 @@ fn hours_of_frames_stay_within_the_budget_and_the_newest_stay_whole() {
     let whole = frames.iter().take_while(|frame| entries(frame) == WINDOW);
     let whole = whole.count();
     assert!((5..=30).contains(&whole), "{whole}");
+    // Older frames keep the newest 64 operations of each rank.
     assert_eq!((entries(&frames[whole]), count > 40), (64, true), "{count}");
-    let held = held(frames.iter());
+    let operation_bytes = operation_bytes(frames.iter());
     assert!(
-        held <= state.history.bytes(),
-        "{held} {}",
+        operation_bytes <= state.history.bytes(),
+        "{operation_bytes} {}",
         state.history.bytes()
     );
     assert!(
-        held * 3 > state.history.bytes() * 2,
+        operation_bytes * 3 > state.history.bytes() * 2,
         "operations are less than two thirds of what is counted"
     );
 }

@@ -1,5 +1,6 @@
 //! Six recorded situations: the dumps come from the simulated job, the reports from `tests/fixtures`, so that a screen
-//! test fails only if the screens change, and not if the analysis words a sentence differently.
+//! test fails only if the screens change, and not if the analysis words a sentence differently. Also functions that
+//! make a state and press keys.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -23,6 +24,7 @@ pub(crate) const START_NS: i64 = 1_700_056_997_000_000_000;
 /// Time from the fault to the displayed snapshot, in seconds.
 pub(crate) const LATER_S: i64 = 102;
 
+/// The simulated job of a situation, with 32 ranks.
 pub(crate) fn simulation(situation: Situation) -> Simulation {
     Simulation::new(situation, 32, START_NS).with_window(96)
 }
@@ -56,6 +58,7 @@ pub(crate) fn judged(simulation: &Simulation, wall_ns: i64) -> Snapshot {
     snapshot
 }
 
+/// The path of the recorded report of a situation.
 pub(crate) fn fixture(situation: Situation) -> PathBuf {
     let name = format!("{}.json", situation.name());
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -85,6 +88,7 @@ fn record(situation: Situation) -> Snapshot {
     snapshot
 }
 
+/// The options of a live view with the dark theme and all colors.
 pub(crate) fn options() -> Options {
     Options {
         theme: Theme::new(ThemeName::Dark, Depth::True),
@@ -104,7 +108,7 @@ pub(crate) fn options() -> Options {
     }
 }
 
-/// The snapshot with the steps of a reducer on each rank of the group `dp`.
+/// The snapshot with two steps of a reducer on each rank.
 pub(crate) fn with_reducer_steps(mut snapshot: Snapshot) -> Snapshot {
     let mut ranks = snapshot.ranks.to_vec();
     for view in &mut ranks {

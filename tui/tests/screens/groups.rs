@@ -1,4 +1,5 @@
-//! The table of groups, the screen of one group, operations in flight, clicks on rows, and the steps of reducers.
+//! The table of groups, the screen of one group, operations in flight and the last ones, clicks on rows, and the steps
+//! of reducers.
 
 use super::common::{press, recorded, showing, with_reducer_steps};
 use rcomm_analyzer::simulate::Situation;
@@ -18,11 +19,11 @@ fn pending_messages_of_a_group_are_counted() {
     report.in_flight[0].seq_kind = SeqKind::P2pSeqId;
     report.in_flight[0].joined.truncate(1);
     // The group has no collective in flight besides the message.
-    let of_message = &report.in_flight[0].group;
+    let group_of_message = &report.in_flight[0].group;
     if let Some(row) = report
         .groups
         .iter_mut()
-        .find(|row| row.group == *of_message)
+        .find(|row| row.group == *group_of_message)
     {
         row.in_flight = 0;
     }
@@ -164,15 +165,15 @@ fn a_collective_does_not_age_because_a_message_of_its_group_is_overdue() {
     for keys in ["2", "2<enter>"] {
         let mut state = showing(snapshot.clone(), (120, 40));
         press(&mut state, keys);
-        let of_ranks = |state: &State| -> Vec<String> {
+        let ages = |state: &State| -> Vec<String> {
             let table = state.table().expect("a table is shown");
             let (rows, columns) = (table.rows.iter(), table.columns.iter());
             let is_age = |name: &str| name == "age" || name == "oldest";
-            let at = columns.clone().position(|column| is_age(&column.name));
-            let at = at.expect("the table has ages");
-            rows.map(|row| row.cells[at].text.clone()).collect()
+            let index = columns.clone().position(|column| is_age(&column.name));
+            let index = index.expect("the table has ages");
+            rows.map(|row| row.cells[index].text.clone()).collect()
         };
-        let before = of_ranks(&state);
+        let before = ages(&state);
         assert!(
             before.iter().any(|age| age != "--" && !age.is_empty()),
             "{before:?}"
@@ -181,7 +182,7 @@ fn a_collective_does_not_age_because_a_message_of_its_group_is_overdue() {
         later.elapsed += Duration::from_secs(20);
         later.wall_ns += 20_000_000_000;
         update(&mut state, Event::Tick(later));
-        assert_eq!(of_ranks(&state), before, "{keys}");
+        assert_eq!(ages(&state), before, "{keys}");
     }
 }
 

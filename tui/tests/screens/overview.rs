@@ -1,4 +1,5 @@
-//! The first screen: verdict, age, trends, a replay, a job that ended, no job.
+//! The first screen: verdict, age, doubts, trends, a replay, a job that ended, no job. Also the panes that other
+//! screens add where they leave rows empty.
 
 use super::common::{START_NS, judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -207,8 +208,8 @@ fn rows_that_no_pane_needs_have_the_newest_operations() {
             );
             // Its pane opens the rank.
             let panes = state.page.panes.iter();
-            let at = panes.take_while(|pane| !pane.title.starts_with("last operations"));
-            let tabs = "<tab>".repeat(at.count());
+            let before = panes.take_while(|pane| !pane.title.starts_with("last operations"));
+            let tabs = "<tab>".repeat(before.count());
             press(&mut state, &format!("{tabs}e"));
             assert_eq!(*state.screen(), Screen::Rank(rank), "{screen}");
         }

@@ -1,4 +1,4 @@
-//! The bars of the timeline.
+//! The bars and the range of the timeline, and the parts of coalesced calls.
 
 use super::common::{options, recorded, showing};
 use rcomm_analyzer::Snapshot;

@@ -156,7 +156,7 @@ fn healthy(anchor: Anchor) -> SimulatedSource {
     SimulatedSource::new(simulation, move || anchor.moment().wall_ns)
 }
 
-/// Runs the view with this source, drawn by `draw`, until it ends; returns the error with which it ended.
+/// Runs the view with this source, drawn by `draw`, until it ends. An error is that with which it ended.
 fn run_view(
     anchor: Anchor,
     source: Box<dyn Source>,
@@ -211,7 +211,7 @@ fn a_program_that_panics() {
     );
 }
 
-/// Runs the program with a drawing function that panics at the third frame.
+/// Runs the program with a drawing function that panics at the third frame that shows a snapshot.
 #[test]
 #[ignore = "a test below runs it on a terminal"]
 fn a_program_that_panics_while_it_draws() {

@@ -110,6 +110,7 @@ fn job(behavior: &str) -> (Job, String) {
     (job, store)
 }
 
+/// The folder with the rings of the job.
 fn rings(job: &Job) -> String {
     job.folder().join("rings").display().to_string()
 }
@@ -122,6 +123,7 @@ fn dumps(folder: &Path) -> usize {
     files.flatten().flatten().count()
 }
 
+/// The paths in a folder; none if it cannot be read.
 fn list(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     files.map(|file| file.path()).collect()

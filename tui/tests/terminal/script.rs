@@ -80,15 +80,15 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
     let (status, live, err) = run(&arguments, directory.path());
     assert_eq!(status, Some(1), "{err}");
     let replay = ["replay", "--overdue", "1us", "--json", &recording];
-    let (status, again, err) = run(&replay, directory.path());
+    let (status, replayed, err) = run(&replay, directory.path());
     assert_eq!(status, Some(1), "{err}");
     let read = |text: &str| {
         serde_json::from_str::<rcomm_analyzer::Report>(text).expect("the output is a report")
     };
-    assert_eq!(read(&live).verdict, read(&again).verdict);
+    assert_eq!(read(&live).verdict, read(&replayed).verdict);
     assert_eq!(
         read(&live).findings[0].sentence,
-        read(&again).findings[0].sentence
+        read(&replayed).findings[0].sentence
     );
     let dumps = directory.path().join("dumps");
     std::fs::create_dir(&dumps).expect("the path is writable");
@@ -145,6 +145,7 @@ fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
     let (status, old, _) = look();
     assert_eq!(status, Some(1), "{old}");
     let words: Vec<&str> = old.split_whitespace().collect();
-    let first = "STUCK since 05:41:35 UTC, 60 s before the files were written rank 1 never issued";
-    assert!(words.join(" ").contains(first), "{old}");
+    let expected =
+        "STUCK since 05:41:35 UTC, 60 s before the files were written rank 1 never issued";
+    assert!(words.join(" ").contains(expected), "{old}");
 }

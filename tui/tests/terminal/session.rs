@@ -22,8 +22,11 @@ pub(crate) enum Hangup {
 /// A program on a pseudo-terminal.
 pub(crate) struct Session {
     child: Box<dyn Child + Send + Sync>,
+    /// What is written here, the program reads as typed.
     keys: Box<dyn Write + Send>,
+    /// What the program has written, from the thread `reader`.
     bytes: Receiver<Vec<u8>>,
+    /// The screen after those of the bytes that were received here.
     screen: vt100::Parser,
     reader: Option<JoinHandle<()>>,
 }
@@ -75,6 +78,8 @@ impl Session {
         )
     }
 
+    /// Starts a program on a terminal of this size (rows, columns). Without a `theme`, `rcomm-top` asks the terminal
+    /// for its background.
     fn start_command(
         hangup: Hangup,
         (rows, cols): (u16, u16),
@@ -140,6 +145,7 @@ impl Session {
         }
     }
 
+    /// Types these characters.
     pub(crate) fn press(&mut self, keys: &str) {
         self.keys
             .write_all(keys.as_bytes())
@@ -147,6 +153,7 @@ impl Session {
         self.keys.flush().expect("the program reads");
     }
 
+    /// The text on the screen after the last wait.
     pub(crate) fn contents(&self) -> String {
         self.screen.screen().contents()
     }
@@ -198,6 +205,7 @@ impl Session {
         cell.fgcolor()
     }
 
+    /// Waits until the screen contains this text.
     pub(crate) fn wait_text(&mut self, text: &str) {
         self.wait(text, |screen| screen.contents().contains(text));
     }
@@ -260,6 +268,7 @@ impl Session {
         self.reader.take().map(JoinHandle::join);
     }
 
+    /// Waits until the program has ended, whatever its screen shows.
     pub(crate) fn wait_gone(&mut self) {
         let deadline = Instant::now() + WAIT_LIMIT;
         while self
@@ -273,6 +282,7 @@ impl Session {
         }
     }
 
+    /// Sends a signal to the program.
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = self.child.process_id().expect("the program runs");
         let pid = rustix::process::Pid::from_raw(pid as i32).expect("the process id is valid");

@@ -26,6 +26,7 @@ if dist.get_rank() == 1:
 dist.all_reduce(numbers)
 "#;
 
+/// The Python of `RCOMM_TEST_PYTHON`; `None`, with the reason printed, if it lacks the module.
 fn python() -> Option<String> {
     let python = std::env::var("RCOMM_TEST_PYTHON").ok();
     let usable = python.filter(|python| {

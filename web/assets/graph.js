@@ -43,8 +43,8 @@ export function boxes(report) {
   const roots = new Set(all.flatMap((box) => [...box.on]).filter((rank) => !waiters.has(rank)));
   for (const box of all) if (box.ranks.some((rank) => blamed.has(rank))) box.kind = "root";
   const lastCall = (number) => report.ranks.find((rank) => rank.rank === number)?.last_call ?? "no record";
-  // A rank that is waited for is at fault only if a finding says so: it may itself have failed because of another. If no
-  // finding names one of them, the ranks that do not wait are where the waiting begins.
+  // A rank that is waited for is at fault only if a finding says so: it may itself have failed because of another. If
+  // no finding names one of them, the ranks that do not wait are where the waiting begins.
   const named = [...roots].filter((rank) => blamed.has(rank));
   const causes = named.length > 0 ? named : [...roots];
   const others = [...roots].filter((rank) => !causes.includes(rank));

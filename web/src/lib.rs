@@ -17,7 +17,7 @@
 //! | [`program`], [`cli`] | the program `rcomm-web` and its command line |
 //! | `serve` | the server and its routes |
 //! | `api` | the handlers of the API |
-//! | `http` | shared by the routes: access control, limits, time-outs, compression, errors, counters; the page's files |
+//! | `http` | for all routes: access control, limits, time-outs, compression, errors, counters; the page's files |
 //! | `otel` | traces, metrics and logs for OpenTelemetry |
 //! | `state` | snapshots and their history, the jobs of the node |
 //! | `metrics` | counters, and metrics for Prometheus |

@@ -162,8 +162,8 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
         let (directory, choice) = (ring_directory(cli), JobChoice::of(cli.job.clone()));
         NodeJobs::begin(directory.clone(), &choice, Anchor::now());
         // A directory that comes from the environment holds the rings of some jobs of this node, not of all.
-        let of_environment = std::env::var_os("RCOMM_RING_DIR").map(PathBuf::from);
-        let only_rings = cli.ring_dir.is_some() && cli.ring_dir != of_environment;
+        let environment_directory = std::env::var_os("RCOMM_RING_DIR").map(PathBuf::from);
+        let only_rings = cli.ring_dir.is_some() && cli.ring_dir != environment_directory;
         let source: Box<dyn Source> = match only_rings {
             true => Box::new(RingSource::showing(directory, choice)),
             false => Box::new(LocalSource::new(directory, choice)),

@@ -165,8 +165,8 @@ assert.equal(await page.locator("#findings .look").count(), 0, "a command for th
 await page.screenshot({ path: join(pictures, "dumps.png") });
 printLine("dropped dumps: ok");
 
-// What a job of this test does not have, drawn from made-up reports: after the last picture and all checks of this page,
-// since these rows replace its own.
+// What a job of this test does not have, drawn from made-up reports: after the last picture and all checks of this
+// page, since these rows replace its own.
 // The names of groups that share a label have the ranks as well.
 const texts = await page.evaluate(async () => {
   const { boxes } = await import("/assets/graph.js");
@@ -260,7 +260,8 @@ const accused = await page.evaluate(async () => {
   return [...document.querySelectorAll("#stragglers meter")].map((meter) => meter.hasAttribute("optimum"));
 });
 assert.deepEqual(accused, [false, true]);
-// A rank that has not issued a collective yet is not accused before that is overdue; columns that are left out are counted.
+// A rank that has not issued a collective yet is not accused before that is overdue; columns that are left out are
+// counted.
 const classes = await page.evaluate(async () => {
   const { drawMatrix } = await import("/assets/matrix.js");
   const group = { name: "tp", desc: "tp", ranks: [0, 1] };

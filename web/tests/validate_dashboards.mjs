@@ -1,7 +1,7 @@
-// Checks dashboards against Grafana's schema, by its types for TypeScript. Arguments: folder below which @grafana/schema
-// and typescript are installed, folder of the dashboards. Prints what the compiler refuses, and exits with 1 if there is
-// anything. Each dashboard becomes a literal, so that the compiler also refuses fields that the schema does not have. The
-// schema leaves queries and the options of transformations open.
+// Checks dashboards against Grafana's schema, by its types for TypeScript. Arguments: folder below which
+// @grafana/schema and typescript are installed, folder of the dashboards. Prints what the compiler refuses, and exits
+// with 1 if there is anything. Each dashboard becomes a literal, so that the compiler also refuses fields that the
+// schema does not have. The schema leaves queries and the options of transformations open.
 import { spawnSync } from "node:child_process";
 import { mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

@@ -1,5 +1,6 @@
 // Validates a ServiceMonitor against the schema of Prometheus Operator's resource. Arguments: folder below which
-// @kubernetes-models/prometheus-operator and yaml are installed, file. Prints the errors, and exits with 1 if there are any.
+// @kubernetes-models/prometheus-operator and yaml are installed, file. Prints the errors, and exits with 1 if there are
+// any.
 import { createRequire } from "node:module";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";

@@ -39,9 +39,9 @@ pub(crate) struct SnapshotSelector {
 }
 
 impl SnapshotSelector {
-    /// The newest snapshot or that of an upload, with its records. [`Refusal::NoRecords`] if `at` is another number than
-    /// that of the newest, since of earlier ones only the JSON form is kept. Also refused if `upload` is combined with
-    /// `at` or `job`, the upload or the job is not known, or there is no snapshot yet.
+    /// The newest snapshot or that of an upload, with its records. [`Refusal::NoRecords`] if `at` is another number
+    /// than that of the newest, since of earlier ones only the JSON form is kept. Also refused if `upload` is combined
+    /// with `at` or `job`, the upload or the job is not known, or there is no snapshot yet.
     pub(crate) async fn frame(&self, app: &AppState) -> Result<Arc<Frame>, Refusal> {
         match (&self.upload, self.at) {
             (Some(_), Some(_)) => Err(Refusal::Query(

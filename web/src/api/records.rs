@@ -30,6 +30,7 @@ pub(crate) struct RecordsQuery {
     ranks: Option<String>,
 }
 
+/// Rank, index of the dump among those of its rank, attempt, and process id.
 type CursorKey = (Rank, u8, u32, u32);
 
 /// What the collector has of a dump: `next` is the first id that it still needs, `groups` the hash of the groups that
@@ -144,7 +145,7 @@ fn head_and_body(
     let body = if view.failure.is_some() {
         Vec::new()
     } else {
-        let mut newer = without_before(dump, from);
+        let mut newer = without_earlier(dump, from);
         if since.is_some_and(|since| since.groups == Some(groups)) {
             for group in &mut newer.groups {
                 group.info.ranks = [].into();
@@ -173,7 +174,7 @@ fn head_and_body(
 }
 
 /// A copy of the dump without the entries before index `from`.
-fn without_before(dump: &Dump, from: usize) -> Dump {
+fn without_earlier(dump: &Dump, from: usize) -> Dump {
     Dump {
         version: dump.version,
         recorder: dump.recorder,

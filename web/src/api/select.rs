@@ -60,15 +60,15 @@ pub(crate) async fn filter_keys() -> Json<Vec<FilterKey>> {
 fn matching_indices<T>(rows: &[T], passes: impl Fn(&T) -> bool) -> Vec<usize> {
     let rows = rows.iter().enumerate();
     rows.filter(|(_, row)| passes(row))
-        .map(|(at, _)| at)
+        .map(|(index, _)| index)
         .collect()
 }
 
 /// Applies the filter to the rows of each section.
 fn selected(report: &Report, states: &States, filter: &Filter) -> Selected {
     let host = |rank: Rank| {
-        let at = report.ranks.binary_search_by_key(&rank, |row| row.rank);
-        at.map_or("", |at| report.ranks[at].host.as_str())
+        let index = report.ranks.binary_search_by_key(&rank, |row| row.rank);
+        index.map_or("", |index| report.ranks[index].host.as_str())
     };
     // The filter takes NaN for an unknown value, and `None` for rows that have no such value.
     let unknown = |ms: Option<f64>| Some(ms.unwrap_or(f64::NAN));
@@ -178,7 +178,7 @@ mod tests {
             (some.ranks, some.groups.len(), some.in_flight.len()),
             (vec![13], 1, 1)
         );
-        assert!(passing("host:n001").ranks.iter().all(|at| *at >= 8));
+        assert!(passing("host:n001").ranks.iter().all(|index| *index >= 8));
         assert_eq!(passing("age>1h").in_flight, [] as [usize; 0]);
         assert_eq!(passing("code:E101").findings, [0]);
     }

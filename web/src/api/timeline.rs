@@ -316,17 +316,17 @@ mod tests {
             record_id: newest.record_id,
         });
         failure.time_ns = newest.time_created_ns + 5_000_000;
-        let without = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
+        let before = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
         let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
         dump.failures.push(failure);
-        let with = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
+        let after = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
         let newest_of = |timeline: &Timeline| {
             let lane = timeline.lanes.iter().find(|lane| lane.rank == 2);
             let slice = lane.and_then(|lane| lane.slices.last());
             slice.map(|slice| (slice.state, slice.length))
         };
-        assert_eq!(newest_of(&without), Some((EntryState::Failed, None)));
-        assert_eq!(newest_of(&with), Some((EntryState::Failed, Some(5_000))));
+        assert_eq!(newest_of(&before), Some((EntryState::Failed, None)));
+        assert_eq!(newest_of(&after), Some((EntryState::Failed, Some(5_000))));
     }
 
     #[test]

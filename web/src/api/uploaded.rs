@@ -85,11 +85,11 @@ impl Uploads {
             .map_err(Refusal::Disk)?;
         self.write(form, folder.path()).await?;
         let max_bytes = self.max_bytes;
-        let judged = tokio::task::spawn_blocking(move || {
+        let analysis = tokio::task::spawn_blocking(move || {
             let snapshot = analyze_files(folder.path(), max_bytes);
             (snapshot, folder.close())
         });
-        let (snapshot, closed) = judged.await.map_err(|_| Refusal::Stopping)?;
+        let (snapshot, closed) = analysis.await.map_err(|_| Refusal::Stopping)?;
         closed.map_err(Refusal::Disk)?;
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(Refusal::NoRandom)?;
@@ -299,13 +299,13 @@ mod tests {
         }
         make_old(&path("rcomm-web-killed"));
         make_old(&path("another"));
-        let lives = Uploads::below(directory.path(), 1).unwrap();
-        make_old(lives.folder.path());
+        let running = Uploads::below(directory.path(), 1).unwrap();
+        make_old(running.folder.path());
         let next = Uploads::below(directory.path(), 1).unwrap();
         let exists = |path: &Path| path.exists();
         assert!(!exists(&path("rcomm-web-killed")));
         assert!(exists(&path("rcomm-web-young")) && exists(&path("another")));
-        assert!(exists(lives.folder.path()) && exists(next.folder.path()));
+        assert!(exists(running.folder.path()) && exists(next.folder.path()));
     }
 
     #[test]
@@ -327,11 +327,11 @@ mod tests {
         }
         let snapshot = analyze_files(folder.path(), 1 << 20).unwrap();
         let problems = &snapshot.report.problems;
-        let of_both = problems
+        let problem_of_both = problems
             .iter()
             .find(|problem| !problem.more_paths.is_empty());
-        let of_both = of_both.unwrap_or_else(|| panic!("{problems:?}"));
-        let paths: Vec<&str> = of_both.paths().collect();
+        let problem_of_both = problem_of_both.unwrap_or_else(|| panic!("{problems:?}"));
+        let paths: Vec<&str> = problem_of_both.paths().collect();
         assert_eq!(paths, ["dump_x", "dump_y"], "{problems:?}");
         let root = folder.path().display().to_string();
         assert!(!format!("{problems:?}").contains(&root), "{problems:?}");

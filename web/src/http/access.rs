@@ -159,8 +159,8 @@ fn host_name(authority: &str) -> &str {
 
 /// Checks every request before its route: `Host` and `Origin`, and the token unless the request is a probe (`/healthz`,
 /// `/readyz`). Sets strict security headers on the answers. A page that is opened with the token in its address is
-/// redirected to the address without the token, with the cookie; a browser that has the cookie keeps it if that token is
-/// wrong. A browser without the token is asked for it.
+/// redirected to the address without the token, with the cookie; a browser that has the cookie keeps it if that token
+/// is wrong. A browser without the token is asked for it.
 pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let text = |name| {
@@ -191,12 +191,12 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             );
         }
     }
-    let probe = matches!(request.uri().path(), "/healthz" | "/readyz");
+    let is_probe = matches!(request.uri().path(), "/healthz" | "/readyz");
     let path = request.uri().path();
     let is_page = path == "/" || path.starts_with("/reports/");
-    if !probe && !access.admits(headers, request.uri()) {
-        let for_people = text(header::ACCEPT).is_some_and(|kinds| kinds.contains("text/html"));
-        return match is_page && for_people && request.method() == Method::GET {
+    if !is_probe && !access.admits(headers, request.uri()) {
+        let accepts_html = text(header::ACCEPT).is_some_and(|kinds| kinds.contains("text/html"));
+        return match is_page && accepts_html && request.method() == Method::GET {
             true => ask_for_token(query_token(request.uri()).is_some()),
             false => with_security_headers(Refusal::NoToken.into_response()),
         };
@@ -211,13 +211,14 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
             let secure = if access.secure { "; Secure" } else { "" };
             let port = port_of(request.headers());
             let value = session(token, port);
-            let kept = format!("{COOKIE}{port}={value}; Path=/; HttpOnly; SameSite=Strict{secure}");
-            [(header::SET_COOKIE, kept)]
+            let set_cookie =
+                format!("{COOKIE}{port}={value}; Path=/; HttpOnly; SameSite=Strict{secure}");
+            [(header::SET_COOKIE, set_cookie)]
         });
         return with_security_headers((StatusCode::SEE_OTHER, cookie, location).into_response());
     }
     // A connection that only probes is not admitted, so another one can take its place.
-    if let (false, Some(place)) = (probe, request.extensions().get::<Arc<Place>>()) {
+    if let (false, Some(place)) = (is_probe, request.extensions().get::<Arc<Place>>()) {
         place.admit();
     }
     with_security_headers(next.run(request).await)

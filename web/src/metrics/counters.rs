@@ -283,7 +283,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     /// The counters of a simulated job that is read at each of `read_times`, ns after its beginning.
-    fn tallied(simulation: &Simulation, read_times: impl IntoIterator<Item = i64>) -> Counters {
+    fn counters_of(simulation: &Simulation, read_times: impl IntoIterator<Item = i64>) -> Counters {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let mut counters = Counters::default();
         for ns in read_times {
@@ -300,15 +300,15 @@ mod tests {
         counters
     }
 
-    fn total(counters: &Counters, of: impl Fn(&Series) -> u64) -> u64 {
-        counters.series().values().map(of).sum()
+    fn total(counters: &Counters, value: impl Fn(&Series) -> u64) -> u64 {
+        counters.series().values().map(value).sum()
     }
 
     #[test]
     fn operations_are_counted_once_however_often_they_are_seen() {
         let simulation = Simulation::new(Situation::Healthy, 8, 0);
-        let once = tallied(&simulation, [8_000_000_000]);
-        let often = tallied(&simulation, (1..=400).map(|n| n * 20_000_000));
+        let once = counters_of(&simulation, [8_000_000_000]);
+        let often = counters_of(&simulation, (1..=400).map(|n| n * 20_000_000));
         assert!(total(&once, |s| s.completed) > 500);
         // The example of a bucket and the last bits of a sum depend on the order.
         let facts = |counters: &Counters| -> Vec<_> {
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn each_collective_gives_one_value_and_each_member_one_completion() {
-        let counters = tallied(
+        let counters = counters_of(
             &Simulation::new(Situation::Healthy, 8, 0),
             [4_010_000_000, 8_010_000_000],
         );
@@ -348,8 +348,8 @@ mod tests {
     #[test]
     fn lateness_of_a_host_shows_in_the_lag_and_not_in_the_duration() {
         let read_times = || (1..=40).map(|n| n * 200_000_000);
-        let late = tallied(&Simulation::new(Situation::Straggler, 16, 0), read_times());
-        let healthy = tallied(&Simulation::new(Situation::Healthy, 16, 0), read_times());
+        let late = counters_of(&Simulation::new(Situation::Straggler, 16, 0), read_times());
+        let healthy = counters_of(&Simulation::new(Situation::Healthy, 16, 0), read_times());
         let sums = |counters: &Counters| {
             let series = counters.series().values();
             series.fold((0.0, 0.0), |sums, s| {
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn operations_lost_between_two_reads_are_counted() {
         let simulation = Simulation::new(Situation::Healthy, 8, 0).with_window(16);
-        let counters = tallied(&simulation, [1_000_000_000, 9_000_000_000]);
+        let counters = counters_of(&simulation, [1_000_000_000, 9_000_000_000]);
         assert!(counters.unread() > 100, "{}", counters.unread());
     }
 

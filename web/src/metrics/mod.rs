@@ -31,6 +31,7 @@ const MAX_RANKS: usize = 16;
 /// Maximum number of sources that have series.
 const MAX_SOURCES: usize = 256;
 
+/// The states of operations in flight, as values of the label `state`.
 const STATES: [(InstanceState, &str); 6] = [
     (InstanceState::Running, "running"),
     (InstanceState::Queued, "queued"),
@@ -181,18 +182,18 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
     let report = &snapshot.report;
     let host = |rank: Rank| snapshot.rank(rank).map_or("", |view| view.host.as_ref());
     w.family(&list::CULPRIT_RANK);
-    let mut blamed: Vec<(Rank, Code)> = Vec::new();
+    let mut culprits: Vec<(Rank, Code)> = Vec::new();
     for finding in &report.findings {
         if finding.caused_by.is_none() && finding.severity != Severity::Note {
-            let culprits = finding.culprit_ranks.iter();
-            blamed.extend(culprits.map(|&rank| (rank, finding.code)));
+            let ranks = finding.culprit_ranks.iter();
+            culprits.extend(ranks.map(|&rank| (rank, finding.code)));
         }
     }
     let mut seen = BTreeSet::new();
-    blamed.retain(|pair| seen.insert(*pair));
-    blamed.truncate(MAX_RANKS);
-    blamed.sort_unstable();
-    for (rank, code) in blamed {
+    culprits.retain(|pair| seen.insert(*pair));
+    culprits.truncate(MAX_RANKS);
+    culprits.sort_unstable();
+    for (rank, code) in culprits {
         let rank_text = rank.to_string();
         let labels = [
             ("rank", rank_text.as_str()),

@@ -1,8 +1,8 @@
 //! Finds the nodes of a collector: from a list, a DNS name, or the job's store.
 //!
-//! The number of nodes is determined once. The address of a node is looked up again after every query that failed,
-//! since a restarted instance may have another address: the node keeps its address if that is still listed, or else gets
-//! a listed one that no other node has.
+//! The number of nodes is determined once. Unless the URLs are given, the address of a node is looked up again after
+//! every query that failed, since a restarted instance may have another address: the node keeps its address if that is
+//! still listed, or else gets a listed one that no other node has.
 
 use rcomm_analyzer::source::{HostPort, hosts_in_store};
 use std::io;

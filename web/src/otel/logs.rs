@@ -136,12 +136,12 @@ fn record(snapshot: &Snapshot, finding: &Finding) -> LogRecord {
     if let Some(seq) = finding.seq {
         attributes.push(attribute("rcomm.seq", number(seq)));
     }
-    let collective = finding.seq_kind == Some(SeqKind::CollectiveSeqId);
+    let is_collective = finding.seq_kind == Some(SeqKind::CollectiveSeqId);
     let trace = finding
         .group
         .as_ref()
         .zip(finding.seq)
-        .filter(|_| collective);
+        .filter(|_| is_collective);
     let trace = trace.map(|(group, seq)| SharedOp {
         job: &snapshot.job,
         group: &group.name,

@@ -64,13 +64,13 @@ impl Notes {
     }
 
     /// Calls `change` with the visits of all threads, under the lock.
-    fn with<T>(&self, change: impl FnOnce(&mut HashMap<u32, Vec<SpanVisit>>) -> T) -> T {
+    fn with_visits<T>(&self, change: impl FnOnce(&mut HashMap<u32, Vec<SpanVisit>>) -> T) -> T {
         change(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn enter(&self, span: &Id) {
         let after = self.record_count();
-        self.with(|threads| {
+        self.with_visits(|threads| {
             let visits = threads.entry(calling_thread()).or_default();
             if visits.len() >= MAX_VISITS {
                 visits.remove(0);
@@ -90,7 +90,7 @@ impl Notes {
         // the code that builds a span may hold other locks.
         let thread = calling_thread();
         let open = |visit: &&mut SpanVisit| visit.until.is_none() && visit.span == *span;
-        let needed = self.with(|threads| {
+        let needed = self.with_visits(|threads| {
             let visits = threads.get_mut(&thread)?;
             let visit = visits.iter_mut().rev().find(open)?;
             Some(visit.after < count && visit.context.is_none())
@@ -98,7 +98,7 @@ impl Notes {
         let context = needed
             .is_some_and(|needed| needed)
             .then(|| self.context(span));
-        self.with(|threads| {
+        self.with_visits(|threads| {
             let Some(visits) = threads.get_mut(&thread) else {
                 return;
             };
@@ -114,7 +114,7 @@ impl Notes {
     /// The context of the innermost span that `thread` was in when it issued the operation `record_id`. `None` if the
     /// thread was in no span, or the span has no OpenTelemetry context.
     fn parent(&self, thread: u32, record_id: u64) -> Option<Context> {
-        self.with(|threads| {
+        self.with_visits(|threads| {
             let visits = threads.get_mut(&thread)?.iter_mut().rev();
             let inside = |visit: &SpanVisit| {
                 visit.after < record_id && visit.until.is_none_or(|until| record_id <= until)
@@ -131,7 +131,7 @@ impl Notes {
 
     /// Drops visits that ended before the operation `record_id` was issued.
     fn forget(&self, record_id: u64) {
-        self.with(|threads| {
+        self.with_visits(|threads| {
             threads.retain(|_, visits| {
                 visits.retain(|visit| visit.until.is_none_or(|until| until >= record_id));
                 !visits.is_empty()

@@ -74,10 +74,10 @@ impl Settings {
                 Some("none") => return Ok(None),
                 Some(other) => return Err(invalid(&exporter, other, "`otlp` or `none`")),
             }
-            let of_signal = |suffix: &str| format!("OTEL_EXPORTER_OTLP_{upper}_{suffix}");
+            let specific = |suffix: &str| format!("OTEL_EXPORTER_OTLP_{upper}_{suffix}");
             let common = |suffix: &str| format!("OTEL_EXPORTER_OTLP_{suffix}");
             let either = |suffix: &str| {
-                let (specific, common) = (of_signal(suffix), common(suffix));
+                let (specific, common) = (specific(suffix), common(suffix));
                 let found = get(&specific).map(|value| (specific.clone(), value.to_owned()));
                 found.or_else(|| get(&common).map(|value| (common.clone(), value.to_owned())))
             };
@@ -87,8 +87,8 @@ impl Settings {
                 return Err(invalid(&name, &value, "`http/protobuf`"));
             }
             // The common endpoint is a base URL; an endpoint of one signal is used as it is.
-            let (name, url) = match (get(&of_signal("ENDPOINT")), get(&common("ENDPOINT"))) {
-                (Some(url), _) => (of_signal("ENDPOINT"), url.to_owned()),
+            let (name, url) = match (get(&specific("ENDPOINT")), get(&common("ENDPOINT"))) {
+                (Some(url), _) => (specific("ENDPOINT"), url.to_owned()),
                 (None, Some(base)) => {
                     let base = base.trim_end_matches('/');
                     (common("ENDPOINT"), format!("{base}/v1/{signal}"))

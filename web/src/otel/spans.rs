@@ -121,14 +121,14 @@ impl Spans {
         }
         let unexported = self.add_stuck(snapshot, &mut candidates);
         // Those of the last round were counted then.
-        let newly = unexported.saturating_sub(self.unexported);
+        let newly_dropped = unexported.saturating_sub(self.unexported);
         self.unexported = unexported;
         let ratio = self.ratio;
         candidates.retain(|candidate| {
             self.remarkable.contains(&candidate.trace) || is_sampled(&candidate.trace, ratio)
         });
         let mut batch = Batch {
-            dropped: newly,
+            dropped: newly_dropped,
             ..Batch::default()
         };
         if candidates.len() > MAX_SPANS {
@@ -175,8 +175,8 @@ impl Spans {
     }
 
     /// If the report has an overdue operation, adds the overdue operations and those that have been pending for
-    /// [`STUCK_AGE`] or longer, each once. Returns the number of those that are left out because more than [`MAX_SPANS`]
-    /// are stuck.
+    /// [`STUCK_AGE`] or longer, each once. Returns the number of those that are left out because more than
+    /// [`MAX_SPANS`] are stuck.
     fn add_stuck<'a>(
         &mut self,
         snapshot: &'a Snapshot,
@@ -378,6 +378,7 @@ mod tests {
         exported
     }
 
+    /// When the jobs of these tests are read, ns after their beginning.
     const LOOKS: [i64; 4] = [3_000_000_000, 6_000_000_000, 9_000_000_000, 18_000_000_000];
 
     #[test]

@@ -19,8 +19,11 @@ struct KeptSnapshot {
 
 /// The kept snapshots.
 pub(crate) struct History {
+    /// Oldest first.
     kept: VecDeque<KeptSnapshot>,
+    /// Size of the compressed snapshots.
     bytes: usize,
+    /// [`MAX_BYTES`], or less in tests.
     max_bytes: usize,
 }
 

@@ -128,13 +128,13 @@ impl SnapshotStore {
 
     /// The time since the newest snapshot was judged, ms; 0 if there is none.
     pub(crate) fn newest_age_ms(&self) -> f64 {
-        let judged = self
+        let judged_at = self
             .newest
             .borrow()
             .as_ref()
             .map(|frame| frame.snapshot.at.elapsed);
         let now = self.anchor.moment().elapsed;
-        judged.map_or(0.0, |judged| now.saturating_sub(judged).as_secs_f64() * 1e3)
+        judged_at.map_or(0.0, |at| now.saturating_sub(at).as_secs_f64() * 1e3)
     }
 
     /// Every snapshot from now on, starting with the current one. A slow reader skips some.

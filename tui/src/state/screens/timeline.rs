@@ -1,5 +1,6 @@
-//! The timeline of ranks: marked ranks first, then root causes, late, silent, failed and waiting ranks, then the others.
-//! A cursor goes from operation to operation of the selected rank, and a line describes the operation under the cursor.
+//! The timeline of ranks: marked ranks first, then root causes, late, silent, failed and waiting ranks, then the
+//! others. A cursor goes from operation to operation of the selected rank, and a line describes the operation under the
+//! cursor.
 
 use super::ViewModel;
 use super::rank::{group_of, op_name};

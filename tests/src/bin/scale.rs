@@ -192,14 +192,14 @@ fn summaries(args: &SimulatedArgs) -> anyhow::Result<()> {
     let (mut bytes, mut hosts) = (0, 0);
     let mut dumps = simulation.each_at(now);
     loop {
-        let of_host = dumps.by_ref().take(simulation.ranks_per_host() as usize);
-        let of_host: Vec<LoadedDump> = of_host.map(loaded).collect();
-        if of_host.is_empty() {
+        let host_dumps = dumps.by_ref().take(simulation.ranks_per_host() as usize);
+        let host_dumps: Vec<LoadedDump> = host_dumps.map(loaded).collect();
+        if host_dumps.is_empty() {
             break;
         }
         let began = Instant::now();
         let mut writer = rsum::Writer::new(Vec::new())?;
-        of_host.iter().try_for_each(|dump| writer.add(dump))?;
+        host_dumps.iter().try_for_each(|dump| writer.add(dump))?;
         let summary = writer.finish(&Loaded::default())?;
         wrote += began.elapsed();
         bytes += summary.len();

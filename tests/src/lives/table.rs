@@ -48,8 +48,11 @@ pub struct Row {
     pub name: &'static str,
     /// A sentence on what happens in the job.
     pub about: &'static str,
+    /// What the culprit does.
     pub(super) act: CulpritAct,
+    /// What is done to the job from outside.
     pub(super) intervention: Intervention,
+    /// The time-out of operations, in ms.
     pub(super) timeout_ms: u32,
     /// The right answer once the job is over.
     pub last: Expected,
@@ -85,7 +88,7 @@ const SLOW: Expected = expected(&[Verdict::Slow], &[Code::W220]);
 const ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101]);
 /// A rank that is or was stopped: recognized as absent (E101), or by the state of its process (E151).
 const STOPPED_OR_ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101, Code::E151]);
-/// Dumps alone do not show that a process is stopped, nor that it has ended if its peers did not notice.
+/// What dumps alone may say of a rank that is gone: they do not show its end if its peers did not notice it.
 const GONE_BY_DUMPS: Expected = expected(
     &[Verdict::Stuck, Verdict::Crashed],
     &[Code::E101, Code::E102, Code::E150, Code::E151],

@@ -144,8 +144,8 @@ fn print_sides(ranks: u32, rows: &[&Row], kinds: &[Kind], all: &[Rounds]) {
                     };
                     side(bar, &values(kind, number), &values(0, number))
                 };
-                let by_time = judge(|measured| measured.ns, 1);
-                let (side, by) = match by_time {
+                let time_side = judge(|measured| measured.ns, 1);
+                let (side, measure) = match time_side {
                     Side::Unknown => (
                         judge(|measured| measured.processor_ns, ranks),
                         "processor time",
@@ -153,8 +153,8 @@ fn print_sides(ranks: u32, rows: &[&Row], kinds: &[Kind], all: &[Rounds]) {
                     decided => (decided, "time"),
                 };
                 let shown = match side {
-                    Side::Within => format!("within, {by}"),
-                    Side::Above => format!("ABOVE, {by}"),
+                    Side::Within => format!("within, {measure}"),
+                    Side::Above => format!("ABOVE, {measure}"),
                     Side::Unknown => "cannot tell".to_owned(),
                 };
                 if kind > 1 {
@@ -300,8 +300,8 @@ impl Job {
             match &mut sum {
                 None => sum = Some(measured),
                 Some(sum) => {
-                    for (sum, of_rank) in sum.iter_mut().zip(measured) {
-                        sum.processor_ns += of_rank.processor_ns;
+                    for (sum, its) in sum.iter_mut().zip(measured) {
+                        sum.processor_ns += its.processor_ns;
                     }
                 }
             }

@@ -106,8 +106,8 @@ fn judge(report: &RankReport, peers: u64) -> anyhow::Result<String> {
         let noise = match name {
             "KiB of memory" => least.max(before / share),
             "descriptors" => {
-                let of_each_peer: u64 = FIRST_USE.iter().map(|(_, count)| count).sum();
-                ENDING_NOW + of_each_peer * peers
+                let per_peer: u64 = FIRST_USE.iter().map(|(_, count)| count).sum();
+                ENDING_NOW + per_peer * peers
             }
             _ => ENDING_NOW,
         };
@@ -135,7 +135,7 @@ fn grown_descriptors(first: &[Sample], last: &[Sample], peers: u64) -> Vec<Strin
         let count = |sample: &Sample| sample.held.fds.get(kind).copied().unwrap_or(0);
         let (before, after) = (median(first, count), median(last, count));
         let at_first_use = FIRST_USE.iter().find(|(name, _)| name == kind);
-        let allowed = ENDING_NOW + at_first_use.map_or(0, |(_, of_each_peer)| of_each_peer * peers);
+        let allowed = ENDING_NOW + at_first_use.map_or(0, |(_, per_peer)| per_peer * peers);
         (after > before + allowed).then(|| format!("{before} to {after} of {kind}: it grows"))
     });
     grown.collect()

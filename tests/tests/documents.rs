@@ -109,11 +109,11 @@ fn every_path_that_the_guides_name_exists() {
 }
 
 /// Adds the paths of the Markdown pages below `folder` to `found`.
-fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+fn add_pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            pages(&path, found);
+            add_pages(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "md") {
             found.push(path);
         }
@@ -151,7 +151,7 @@ fn anchors(text: &str) -> Vec<String> {
 fn every_page_is_in_the_contents_and_every_link_leads_somewhere() {
     let folder = root().join("docs").canonicalize().unwrap();
     let mut paths = Vec::new();
-    pages(&folder, &mut paths);
+    add_pages(&folder, &mut paths);
     let contents = page("docs/SUMMARY.md");
     let listed: BTreeSet<PathBuf> = links(&contents)
         .iter()
@@ -247,7 +247,7 @@ fn the_defaults_on_the_configuration_page_are_those_of_config() {
 fn the_configuration_page_has_every_variable_that_the_sources_name() {
     let mut named = BTreeSet::new();
     for product in PRODUCTS {
-        in_sources(&root().join(product), &mut named);
+        add_variables(&root().join(product), &mut named);
     }
     let text = page("docs/CONFIGURATION.md");
     let listed = variables(&text);
@@ -261,13 +261,13 @@ fn the_configuration_page_has_every_variable_that_the_sources_name() {
 }
 
 /// Adds the variables that are whole string literals in product code below `folder` to `found`.
-fn in_sources(folder: &Path, found: &mut BTreeSet<String>) {
+fn add_variables(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() {
             if !["tests", "benches", "target"].contains(&name.as_str()) {
-                in_sources(&path, found);
+                add_variables(&path, found);
             }
         } else if name.ends_with(".py") || name.ends_with(".rs") && name != "tests.rs" {
             let text = std::fs::read_to_string(&path).unwrap();

@@ -51,7 +51,7 @@ fn pack(job: &Job, random: &mut Random, folder: &Path) -> Vec<LoadedDump> {
     for node in 1..=nodes {
         let mut writer = Writer::new(Vec::new()).unwrap();
         let pairs = dumps.iter().zip(&node_of_dump);
-        for (loaded, _) in pairs.filter(|(_, of_dump)| **of_dump == node) {
+        for (loaded, _) in pairs.filter(|(_, node_of_it)| **node_of_it == node) {
             writer.add(loaded).unwrap();
         }
         let bytes = writer.finish(&Loaded::default()).unwrap();

@@ -162,7 +162,7 @@ fn the_remaining_ranks_continue_on_a_shrunk_communicator() {
                 lines(&output, "key:").iter().all(is_note),
                 "{mode}: {output}"
             );
-            // The new communicator was derived from the old one: the library was not asked for a new id.
+            // The dump has the communicator of the three remaining ranks.
             let states = lines(&output, "communicator");
             assert!(
                 states.iter().any(|state| state.contains("\"3\"")),

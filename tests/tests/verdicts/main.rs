@@ -169,7 +169,7 @@ fn the_verdict_does_not_depend_on_the_order_of_files() {
 
 /// Damages the records of ranks that are not at fault. Asserts that the first finding is right, or leaves open who is
 /// at fault, in this share of the jobs; that no other rank is accused with a confidence above one half; and that the
-/// damage is noted.
+/// damage is noted in at least 95 % of the jobs.
 fn assert_right_under(damage: Damage, salt: u64, right: f64) {
     let mut tally = Tally::default();
     let mut unnoted = Vec::new();

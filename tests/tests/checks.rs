@@ -12,15 +12,16 @@ fn carriers() -> [Carrier; 2] {
     [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
 }
 
-/// Switches both checks on.
+/// Switches both checks on. The ranks may fail: they write dumps outside the working directory, and wait only briefly
+/// for the status of the others.
 fn with_checks(config: &mut Config) {
     config.debug = DebugLevel::Detail;
     config.nan_check = NanCheck::On;
-    // Ranks write dumps when they disagree.
     config.dump_dir = std::env::temp_dir().join("rcomm-tests-checks");
     config.status_wait = Duration::from_millis(200);
 }
 
+/// Runs `body` on all ranks of a world of this size with the checks, once on each backend.
 fn run(size: u32, body: impl Fn(World) + Sync) {
     for carrier in carriers() {
         on_threads(size, &carrier, with_checks, &body);

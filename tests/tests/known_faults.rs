@@ -121,11 +121,13 @@ enum Order {
     Backwards,
 }
 
+/// The report on the dumps of this folder.
 fn judge(folder: &Path, order: &Order) -> Report {
-    judge_by(folder, order, Policy::default())
+    judge_under(folder, order, Policy::default())
 }
 
-fn judge_by(folder: &Path, order: &Order, policy: Policy) -> Report {
+/// Works as [`judge`], under a policy of the caller's.
+fn judge_under(folder: &Path, order: &Order, policy: Policy) -> Report {
     let (mut dumps, loaded) =
         load_all(&[folder.to_owned()], &LoadOptions::default()).expect("the folder is there");
     if matches!(order, Order::Backwards) {
@@ -227,7 +229,7 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
                 overdue,
                 ..Policy::default()
             };
-            judge_by(&folder, &Order::Forwards, policy)
+            judge_under(&folder, &Order::Forwards, policy)
         };
         let with_overdue = |overdue| at(None, overdue);
         let baseline = with_overdue(Duration::ZERO);

@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use std::path::Path;
 
 /// Adds the name of every function in the sources below `folder` to `found`.
-fn functions(folder: &Path, found: &mut HashSet<String>) {
+fn add_functions(folder: &Path, found: &mut HashSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
-            functions(&path, found);
+            add_functions(&path, found);
         } else if name.ends_with(".rs") {
             let text = std::fs::read_to_string(&path).unwrap();
             let after = text.split("fn ").skip(1);
@@ -24,7 +24,7 @@ fn functions(folder: &Path, found: &mut HashSet<String>) {
 fn every_test_that_the_table_names_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut known = HashSet::new();
-    functions(&root, &mut known);
+    add_functions(&root, &mut known);
     let table = std::fs::read_to_string(root.join("docs/PARITY.md")).unwrap();
     let mut named = 0;
     for line in table.lines().filter(|line| line.starts_with('|')) {

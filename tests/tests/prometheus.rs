@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+/// The folder of the files that users get.
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../web/deploy")
 }
@@ -103,7 +104,7 @@ impl Prometheus {
         prometheus
     }
 
-    /// The data of an answer of the HTTP API.
+    /// The data of the answer of the HTTP API to a GET request; panics if its status is not 200.
     fn api(&self, path: &str) -> Value {
         let (status, body) = get(self.address, path).unwrap();
         let answer: Value = serde_json::from_str(&body).unwrap();
@@ -247,9 +248,9 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
                 let result = prometheus.query(&expr);
                 writeln!(transcript, "  {title}: {} series  {expr}", result.len()).unwrap();
                 let has_data = has_numbers(&result);
-                let is_of_late_ranks = LATE_RANK_METRICS.iter().any(|metric| expr.contains(metric));
+                let is_on_late_ranks = LATE_RANK_METRICS.iter().any(|metric| expr.contains(metric));
                 assert!(
-                    has_data != is_of_late_ranks,
+                    has_data != is_on_late_ranks,
                     "{name}, {title}: {expr}: has data: {has_data}"
                 );
             }

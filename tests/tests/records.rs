@@ -1,5 +1,5 @@
 //! The record of each operation has the fields that stored files show; the ring has the size that the configuration
-//! asks for; call sites are recorded, and the log states the ring's size and steps.
+//! asks for; call sites are recorded, the log states the ring's size and steps, and rings of dead jobs are removed.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::RingDir;
@@ -373,7 +373,7 @@ fn the_log_has_the_rings_size_at_the_start_and_its_steps_when_they_are_known() {
         .with_writer(move || writer.clone())
         .finish();
     let _guard = subscriber.set_default();
-    let entries_and_log_of = |mib| {
+    let entries_and_steps_line = |mib| {
         let options = Config {
             ring_mib: Some(mib),
             ..config(0, 1)
@@ -404,13 +404,13 @@ fn the_log_has_the_rings_size_at_the_start_and_its_steps_when_they_are_known() {
         assert!(size.1 <= f64::from(mib), "{made}");
         (size.0, line("ring_steps"))
     };
-    let (entries, line) = entries_and_log_of(4);
+    let (entries, line) = entries_and_steps_line(4);
     assert_eq!(entries, 16_384);
     assert!(
         line.contains("ring_steps=163 operations_per_step=100"),
         "{line}"
     );
-    let (entries, line) = entries_and_log_of(1);
+    let (entries, line) = entries_and_steps_line(1);
     assert!(entries < 16_384, "{entries}");
     let steps = format!("ring_steps={} operations_per_step=100", entries / 100);
     assert!(line.contains(&steps), "{line}");
@@ -438,7 +438,7 @@ fn a_ring_with_few_steps_gives_a_warning_that_says_how_large_it_should_be() {
     world.shutdown().unwrap();
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let warning = text.lines().find(|line| line.contains("RCOMM_RING_STEPS"));
-    let warning = warning.unwrap_or_else(|| panic!("{text}"));
+    let warning = warning.unwrap_or_else(|| panic!("no warning names RCOMM_RING_STEPS: {text}"));
     assert!(warning.contains("WARN"), "{warning}");
     assert!(warning.contains("RCOMM_RING_STEPS=8x30"), "{warning}");
     assert!(warning.contains("ring_steps=2"), "{warning}");
@@ -463,7 +463,7 @@ fn a_size_without_room_for_the_tables_is_refused() {
 fn a_world_removes_the_rings_of_dead_jobs_soon_after_its_start_or_as_it_ends() {
     let directory = tempfile::tempdir().unwrap();
     let dead = directory.path().join("dead");
-    for lasts in [true, false] {
+    for awaits_removal in [true, false] {
         let mut ring = RecorderConfig::new("dead", 0, 1);
         ring.placement = Placement::Dir(directory.path().to_owned());
         // Dropping a recorder leaves the ring, as the end of its process does.
@@ -481,7 +481,7 @@ fn a_world_removes_the_rings_of_dead_jobs_soon_after_its_start_or_as_it_ends() {
         let store = Arc::new(HashStore::new());
         let world = World::builder(config).store(store).init().unwrap();
         let is_removed = || (!dead.exists()).then_some(());
-        if lasts {
+        if awaits_removal {
             wait_until("the removal of the dead job's ring", is_removed);
         }
         world.shutdown().unwrap();

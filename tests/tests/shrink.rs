@@ -179,8 +179,8 @@ fn a_second_replacement_that_no_round_asks_for_leaves_the_record_of_the_first() 
     assert!(ring.records() > 0);
     assert_eq!(ring.identity().pid, first_pid);
     // This is the ring of the process that was killed in attempt 0.
-    let of_attempt_0 = RingReader::attach(job.ring_path(CULPRIT)).unwrap();
-    assert!(of_attempt_0.records() > 0 && !of_attempt_0.is_closed());
+    let first_ring = RingReader::attach(job.ring_path(CULPRIT)).unwrap();
+    assert!(first_ring.records() > 0 && !first_ring.is_closed());
 }
 
 #[test]

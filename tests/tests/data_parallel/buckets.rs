@@ -1,7 +1,7 @@
 //! Where the buckets of a reducer lie in memory, which are sent late, and that averages are passed on before all
 //! buckets have arrived.
 
-use super::trainer::{check_averages, count, step};
+use super::trainer::{assert_averages, count, step};
 use super::{LENS, gradient, parameters, run, small_buckets};
 use rcomm::data_parallel::{
     AllReduceHook, BucketSizes, Delayed, Reducer, ReducerOptions, UnusedParameters,
@@ -31,7 +31,7 @@ fn buckets_that_are_sent_are_memory_that_other_ranks_map() {
     run(2, |world| {
         let files_after_step = |reducer: &mut Reducer| {
             step(reducer, world.rank(), 1, &[3, 2, 1, 0]);
-            check_averages(reducer, 2, 1);
+            assert_averages(reducer, 2, 1);
             let addresses = (0..LENS.len()).map(|at| reducer.average(at).unwrap().as_ptr().addr());
             addresses.map(mapped_file).collect::<Vec<_>>()
         };
@@ -95,10 +95,10 @@ fn delayed_gradients_are_sent_in_one_bucket_behind_that_of_another() {
                     reducer.ready(parameter, &values).unwrap();
                     sent.push(count(&world, OpType::AllReduce) - before);
                 }
-                let at_until = if until.is_some() { 2 } else { 1 };
-                assert_eq!(sent, [0, 0, at_until, 3]);
+                let after_third = if until.is_some() { 2 } else { 1 };
+                assert_eq!(sent, [0, 0, after_third, 3]);
                 reducer.finish_in_place().unwrap();
-                check_averages(&reducer, 2, nth);
+                assert_averages(&reducer, 2, nth);
             }
         }
         let refusal = |delayed: Delayed, sparse: Vec<usize>| {

@@ -18,6 +18,7 @@ fn step(reducer: &mut Reducer, rank: u32, step: u32) -> Vec<Vec<f32>> {
     averages.map(Option::unwrap).collect()
 }
 
+/// A reducer of this rank's parameters with the hook and small buckets.
 fn with_hook(world: &World, hook: impl CommHook + 'static) -> Reducer {
     let options = ReducerOptions {
         hook: Some(Box::new(hook)),
@@ -223,12 +224,12 @@ fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
         for (hook, local) in hooks {
             let mut reducer = with_hook(&world, hook);
             for nth in 0..5 {
-                let over_all = |world: &World| {
+                let count_over_all = |world: &World| {
                     let dump = world.snapshot();
                     let of_all = dump.entries.iter().filter(|entry| entry.group == 0);
                     of_all.filter(|it| it.op == OpType::AllReduce).count()
                 };
-                let before = over_all(&world);
+                let before = count_over_all(&world);
                 let got = step(&mut reducer, rank, nth);
                 let ranks = if nth < 2 {
                     vec![0, 1, 2, 3]
@@ -240,7 +241,7 @@ fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
                 }
                 let buckets = reducer.buckets().len();
                 let expected = if nth < 2 { buckets } else { 0 };
-                assert_eq!(over_all(&world) - before, expected, "step {nth}");
+                assert_eq!(count_over_all(&world) - before, expected, "step {nth}");
             }
         }
         let mut reducer = with_hook(&world, PostLocalSgdHook::adjacent(3, 100));
@@ -263,7 +264,7 @@ fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
 }
 
 /// The models of 4 ranks after each step, computed in one process: local SGD towards a target of each rank, with
-/// averages over the ranks that `group` gives for a rank in a step.
+/// averages over the ranks that `group` gives for a rank in a step. A rank for which it gives `None` keeps its model.
 fn models_of_one_process(
     steps: u32,
     group: impl Fn(u32, u32) -> Option<Vec<u32>>,
@@ -293,7 +294,7 @@ fn models_are_averaged_in_the_steps_and_groups_of_one_process() {
         let group = world.group();
         let rank = world.rank();
         let all = || Some(vec![0, 1, 2, 3]);
-        let pairs = [
+        let levels = [
             AveragingLevel { period: 2, size: 2 },
             AveragingLevel { period: 6, size: 4 },
         ];
@@ -309,7 +310,7 @@ fn models_are_averaged_in_the_steps_and_groups_of_one_process() {
         for (mut averager, expected) in [
             (ModelAverager::periodic(group, 4, 3).unwrap(), periodic),
             (
-                ModelAverager::hierarchical(group, &pairs, 3).unwrap(),
+                ModelAverager::hierarchical(group, &levels, 3).unwrap(),
                 hierarchical,
             ),
         ] {

@@ -27,7 +27,8 @@ pub(super) fn step(reducer: &mut Reducer, rank: u32, step: u32, order: &[usize])
     reducer.finish_in_place().unwrap();
 }
 
-pub(super) fn check_averages(reducer: &Reducer, size: u32, step: u32) {
+/// Asserts that the reducer has the averages of the gradients of `size` ranks in this step.
+pub(super) fn assert_averages(reducer: &Reducer, size: u32, step: u32) {
     for parameter in 0..LENS.len() {
         let got = reducer.average(parameter).unwrap();
         assert_eq!(got, average(size, parameter, step));
@@ -47,7 +48,7 @@ fn gradients_stay_in_the_memory_of_their_bucket() {
             let mut places = Vec::new();
             for nth in 0..4 {
                 step(&mut reducer, world.rank(), nth, &[3, 2, 1, 0]);
-                check_averages(&reducer, 2, nth);
+                assert_averages(&reducer, 2, nth);
                 let place = |at| reducer.average(at).unwrap().as_ptr().addr();
                 places.push((0..LENS.len()).map(place).collect::<Vec<_>>());
                 let first = reducer.average_mut(0).unwrap();
@@ -76,7 +77,7 @@ fn buckets_are_formed_anew_in_the_order_of_the_first_step_of_rank_0() {
         };
         for nth in 0..3 {
             step(&mut reducer, world.rank(), nth, &order);
-            check_averages(&reducer, 3, nth);
+            assert_averages(&reducer, 3, nth);
             assert_eq!(reducer.buckets(), [vec![0], vec![3, 1, 2]]);
         }
         assert_eq!(count(&world, OpType::Broadcast), 1);
@@ -185,7 +186,7 @@ fn a_static_graph_is_searched_once_and_delays_no_bucket() {
 }
 
 /// Takes `r + 1` steps on rank `r`, checks the averages of each step, and returns the reducer.
-fn uneven(world: &World, inputs: UnevenInputs) -> Reducer {
+fn take_uneven_steps(world: &World, inputs: UnevenInputs) -> Reducer {
     let options = ReducerOptions {
         uneven: inputs,
         ..small_buckets()
@@ -221,7 +222,7 @@ fn uneven(world: &World, inputs: UnevenInputs) -> Reducer {
 fn ranks_without_input_take_part_until_all_have_joined() {
     run(3, |world| {
         for inputs in [UnevenInputs::DivideBySize, UnevenInputs::DivideByActive] {
-            let mut reducer = uneven(&world, inputs);
+            let mut reducer = take_uneven_steps(&world, inputs);
             let joined = reducer.join().unwrap();
             assert_eq!(joined.shadowed, u64::from(2 - world.rank()));
             assert_eq!(joined.last, 2);
@@ -235,7 +236,7 @@ fn ranks_without_input_take_part_until_all_have_joined() {
             assert!(values.iter().flatten().all(|&value| value == 2.0));
             // The next epoch begins.
             step(&mut reducer, world.rank(), 1, &[0, 1, 2, 3]);
-            check_averages(&reducer, 3, 1);
+            assert_averages(&reducer, 3, 1);
             let joined = reducer.join().unwrap();
             assert_eq!(joined.shadowed, 0);
         }
@@ -252,7 +253,7 @@ fn a_reducer_goes_on_in_the_group_of_the_remaining_ranks() {
         let rank = world.rank();
         let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
         step(&mut reducer, rank, 0, &[0, 1, 2, 3]);
-        check_averages(&reducer, 3, 0);
+        assert_averages(&reducer, 3, 0);
         if rank == 2 {
             return drop(world);
         }
@@ -272,7 +273,7 @@ fn a_reducer_goes_on_in_the_group_of_the_remaining_ranks() {
         reducer.regroup(&survivors).unwrap();
         for nth in 1..4 {
             step(&mut reducer, rank, nth, &[0, 1, 2, 3]);
-            check_averages(&reducer, 2, nth);
+            assert_averages(&reducer, 2, nth);
         }
         survivors.barrier().unwrap();
     });
@@ -349,12 +350,12 @@ fn gradients_sent_in_16_bits_are_rounded_as_by_the_hook_of_their_type() {
             let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
             for nth in 0..2 {
                 step(&mut reducer, world.rank(), nth, &[0, 1, 2, 3]);
-                check_averages(&reducer, 2, nth);
+                assert_averages(&reducer, 2, nth);
             }
             let signatures = &world.snapshot().signatures;
-            let is_sent = |input: &String| input == dtype;
+            let is_narrow = |input: &String| input == dtype;
             let mut signatures = signatures.iter();
-            assert!(signatures.any(|signature| signature.input_dtypes.iter().any(is_sent)));
+            assert!(signatures.any(|signature| signature.input_dtypes.iter().any(is_narrow)));
         }
         world.shutdown().unwrap();
     });

@@ -18,7 +18,7 @@ fn profiled(command: &mut Command) {
         .env_remove("RCOMM_NCCL_EVENTS");
 }
 
-/// The rings that ranks left: of the program's recorder and of the plug-in.
+/// The records in the job's rings: those of the program's recorder and those of the plug-in.
 fn rings(job: &Job) -> Vec<Dump> {
     let listed = list_rings(&job.folder().join("rings")).unwrap();
     let read = |path| RingReader::attach(path).unwrap().snapshot();
@@ -86,13 +86,13 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     );
     let own: Vec<Dump> = recorded_by(Recorder::Rcomm).cloned().collect();
     let expected = analyze(&own, &policy);
-    let named = |report: &rcomm_analyzer::Report| -> Vec<(Code, Vec<u32>)> {
+    let codes_and_ranks = |report: &rcomm_analyzer::Report| -> Vec<(Code, Vec<u32>)> {
         let findings = report.findings.iter();
         findings
             .map(|finding| (finding.code, finding.culprit_ranks.clone()))
             .collect()
     };
-    assert_eq!(named(&report), named(&expected));
+    assert_eq!(codes_and_ranks(&report), codes_and_ranks(&expected));
     assert_eq!(report.verdict, expected.verdict);
     // Each operation counts once, also in what the live views show.
     assert_eq!(report.input.entries, expected.input.entries);

@@ -178,7 +178,9 @@ fn lines(table: &str) -> impl Iterator<Item = [&str; 3]> {
     let lines = table.lines().filter(|line| !line.is_empty());
     lines.map(|line| {
         let fields: Vec<&str> = line.split(" | ").collect();
-        fields.try_into().unwrap_or_else(|_| panic!("{line}"))
+        fields
+            .try_into()
+            .unwrap_or_else(|_| panic!("{line}: three fields are expected"))
     })
 }
 
@@ -187,8 +189,8 @@ fn value(file: &str, name: &str) -> u64 {
     let text = read(file);
     let constant = format!("const {name}: ");
     let field = format!("            {name}: ");
-    let begins = |line: &&str| line.contains(&constant) || line.starts_with(&field);
-    let line = text.lines().find(begins);
+    let is_definition = |line: &&str| line.contains(&constant) || line.starts_with(&field);
+    let line = text.lines().find(is_definition);
     let line = line.unwrap_or_else(|| panic!("{file} has no {name}"));
     let expression = match line.split_once(" = ") {
         Some((_, expression)) => expression,
@@ -222,16 +224,21 @@ fn the_page_states_every_limit_as_it_is() {
             "MiB" => number << 20,
             "GiB" => number << 30,
             "" | "s" => number,
-            unit => panic!("{what}: {unit}"),
+            unit => panic!("{what}: the unit {unit} is not known"),
         };
         Some((what.to_owned(), number))
     });
     let stated: BTreeMap<String, u64> = rows.collect();
     let known = lines(LIMITS).map(|[what, file, name]| (what.to_owned(), value(file, name)));
-    assert_eq!(stated, known.collect());
+    assert_eq!(
+        stated,
+        known.collect(),
+        "the limits of docs/SECURITY.md (left) are not those of the code (right)"
+    );
 }
 
-/// All Rust files below a path, without tests. Paths are relative to the root of the repository.
+/// The file at a path, or all Rust files below the folder at it, without tests. Paths are relative to the root of the
+/// repository.
 fn sources(path: &Path) -> Vec<PathBuf> {
     let full = root().join(path);
     if full.is_file() {

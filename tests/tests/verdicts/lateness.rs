@@ -111,8 +111,12 @@ struct Row {
     failures: Vec<String>,
 }
 
-/// Judges the jobs of a class with one polling interval, and prints the counts.
-fn row((name, make): &Class, interval_us: u64, right: impl Fn(&PacedJob, &Report) -> bool) -> Row {
+/// Judges the jobs of a class with one polling interval. Prints the counts and returns them.
+fn judge_class(
+    (name, make): &Class,
+    interval_us: u64,
+    right: impl Fn(&PacedJob, &Report) -> bool,
+) -> Row {
     let mut row = Row::default();
     for seed in seeds(6) {
         let spec = make(seed, interval_us);
@@ -157,7 +161,7 @@ fn assert_rows(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report)
     let mut misses = Vec::new();
     for class in classes {
         for &interval_us in POLL_INTERVALS_US {
-            let row = row(class, interval_us, right);
+            let row = judge_class(class, interval_us, right);
             if row.innocents > 0 || (row.right as f64) < least * row.jobs as f64 {
                 misses.extend(row.failures);
             }

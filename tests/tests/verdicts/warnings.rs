@@ -47,7 +47,7 @@ pub(crate) fn spec(seed: u64, kind: Kind) -> Spec {
 }
 
 #[test]
-fn every_kind_of_warning_is_reported_and_names_no_innocent_rank() {
+fn every_kind_of_warning_is_reported_without_naming_an_innocent_rank() {
     for &kind in Kind::WARNINGS {
         let (mut jobs, mut misses) = (0, Vec::new());
         for seed in seeds(12) {
@@ -117,7 +117,7 @@ fn a_rank_that_is_late_in_every_step_is_named() {
 /// The late ranks and the report of a job in which the threads of the late ranks waited `waited_ns` for a processor.
 /// They waited since the first operation, or, with `is_after`, after the last operation was issued. The threads of the
 /// other ranks waited `others_ns`; `None` if their waits are unknown.
-fn without_processor(
+fn judge_without_processor(
     waited_ns: u64,
     is_after: bool,
     others_ns: Option<u64>,
@@ -162,7 +162,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
         let note = problems.find(|problem| problem.code == Code::N306);
         note.map(|problem| problem.sentence.clone())
     };
-    let (culprits, report) = without_processor(HOUR_NS, false, None);
+    let (culprits, report) = judge_without_processor(HOUR_NS, false, None);
     let named = report
         .findings
         .iter()
@@ -176,7 +176,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
     );
 
     // If the others waited as long, all ranks of the host lack processors.
-    let (_, report) = without_processor(HOUR_NS, false, Some(HOUR_NS));
+    let (_, report) = judge_without_processor(HOUR_NS, false, Some(HOUR_NS));
     let named = report
         .findings
         .iter()
@@ -190,7 +190,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
         (HOUR_NS, false, Some(2 * HOUR_NS)),
     ];
     for (waited_ns, is_after, others_ns) in not_excused {
-        let (culprits, report) = without_processor(waited_ns, is_after, others_ns);
+        let (culprits, report) = judge_without_processor(waited_ns, is_after, others_ns);
         let first = &report.findings[0];
         assert_eq!((first.code, &first.culprit_ranks), (Code::W220, &culprits));
     }

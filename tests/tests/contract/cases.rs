@@ -1,4 +1,4 @@
-//! The cases that are checked in one group: each operation, blocking and asynchronous.
+//! The cases that are checked in one group: most operations in their blocking form, some in their asynchronous one.
 //!
 //! The inputs of all ranks are a function of rank, vector, position and seed, so that each rank can check its own
 //! result.
@@ -91,7 +91,12 @@ impl<'a> Cases<'a> {
     }
 
     /// Counts a case, and panics if the values differ. The message begins with `case`.
-    pub(crate) fn same<T: PartialEq + std::fmt::Debug>(&mut self, case: &str, got: T, expected: T) {
+    pub(crate) fn assert_same<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        case: &str,
+        got: T,
+        expected: T,
+    ) {
         self.checked += 1;
         if got == expected {
             return;
@@ -126,21 +131,21 @@ impl<'a> Cases<'a> {
             if self.limits.refuse(op, T::DTYPE) {
                 let mut buffer = input.clone();
                 let refusal = group.all_reduce(&mut buffer, op).unwrap_err();
-                self.same(&case("refused"), refusal.kind(), ErrorKind::Unsupported);
-                self.same(&case("untouched"), buffer, input);
+                self.assert_same(&case("refused"), refusal.kind(), ErrorKind::Unsupported);
+                self.assert_same(&case("untouched"), buffer, input);
                 continue;
             }
             let expected = self.reduced::<T>(op, 0, len);
             let mut buffer = input.clone();
             group.all_reduce(&mut buffer, op).unwrap();
-            self.same(&case("all_reduce"), buffer, expected.clone());
+            self.assert_same(&case("all_reduce"), buffer, expected.clone());
             let got = group.all_reduce_async(input.clone(), op).unwrap().wait();
-            self.same(&case("all_reduce_async"), got.unwrap(), expected.clone());
+            self.assert_same(&case("all_reduce_async"), got.unwrap(), expected.clone());
 
             let mut buffer = input.clone();
             group.reduce(&mut buffer, op, root as u32).unwrap();
             let left = if this_rank == root { &expected } else { &input };
-            self.same(&case("reduce"), buffer, left.clone());
+            self.assert_same(&case("reduce"), buffer, left.clone());
 
             let lens = [len, len / 2];
             let expected: Lists<T> = (0..2).map(|i| self.reduced(op, i, lens[i])).collect();
@@ -148,7 +153,7 @@ impl<'a> Cases<'a> {
             group
                 .all_reduce_coalesced(&mut slices_mut(&mut buffers), op)
                 .unwrap();
-            self.same(&case("all_reduce_coalesced"), buffers, expected.clone());
+            self.assert_same(&case("all_reduce_coalesced"), buffers, expected.clone());
             let mut buffers = self.inputs::<T>(this_rank, &lens);
             let [first, second] = &mut buffers[..] else {
                 unreachable!()
@@ -159,7 +164,7 @@ impl<'a> Cases<'a> {
                     block.all_reduce(second.as_mut_slice(), op);
                 })
                 .unwrap();
-            self.same(&case("coalesce"), buffers, expected);
+            self.assert_same(&case("coalesce"), buffers, expected);
 
             let whole = self.reduced::<T>(op, 0, len * n);
             let mut output = vec![T::default(); len];
@@ -168,12 +173,12 @@ impl<'a> Cases<'a> {
                 .reduce_scatter_single(&input, &mut output, op)
                 .unwrap();
             let part = whole[this_rank * len..][..len].to_vec();
-            self.same(&case("reduce_scatter_single"), output.clone(), part.clone());
+            self.assert_same(&case("reduce_scatter_single"), output.clone(), part.clone());
             let work = group
                 .reduce_scatter_single_async(input, output, op)
                 .unwrap();
             let (_, got) = work.wait().unwrap();
-            self.same(&case("reduce_scatter_single_async"), got, part);
+            self.assert_same(&case("reduce_scatter_single_async"), got, part);
 
             let lens: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
             let inputs = self.inputs::<T>(this_rank, &lens);
@@ -182,7 +187,7 @@ impl<'a> Cases<'a> {
                 .reduce_scatter_v(&slices(&inputs), &mut output, op)
                 .unwrap();
             let expected = self.reduced::<T>(op, this_rank, lens[this_rank]);
-            self.same(&case("reduce_scatter_v"), output, expected);
+            self.assert_same(&case("reduce_scatter_v"), output, expected);
 
             let inputs = self.inputs::<T>(this_rank, &vec![len; n]);
             let mut output = vec![T::default(); len];
@@ -190,7 +195,7 @@ impl<'a> Cases<'a> {
                 .reduce_scatter(&slices(&inputs), &mut output, op)
                 .unwrap();
             let expected = self.reduced::<T>(op, this_rank, len);
-            self.same(&case("reduce_scatter"), output, expected);
+            self.assert_same(&case("reduce_scatter"), output, expected);
         }
         if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
             // Doubling every rank's input gives the sum over twice as many inputs.
@@ -203,13 +208,13 @@ impl<'a> Cases<'a> {
             group
                 .all_reduce(&mut buffer, Reduction::premul_sum(2.0))
                 .unwrap();
-            self.same("all_reduce premul_sum", buffer, expected.clone());
+            self.assert_same("all_reduce premul_sum", buffer, expected.clone());
             let mut buffer = self.input::<T>(this_rank, 0, len);
             let two = Buffer::from_vec(vec![T::of(2)]);
             group
                 .all_reduce(&mut buffer, Reduction::premul_sum_by(two))
                 .unwrap();
-            self.same("all_reduce premul_sum_by", buffer, expected);
+            self.assert_same("all_reduce premul_sum_by", buffer, expected);
         }
     }
 
@@ -222,11 +227,11 @@ impl<'a> Cases<'a> {
             let expected = self.input::<T>(root, 0, len);
             let mut buffer = self.input::<T>(this_rank, 0, len);
             group.broadcast(&mut buffer, root_rank).unwrap();
-            self.same(&case("broadcast"), buffer, expected.clone());
+            self.assert_same(&case("broadcast"), buffer, expected.clone());
             let buffer = self.input::<T>(this_rank, 0, len);
             let work = group.broadcast_async(buffer, root_rank).unwrap();
             let got = work.wait().unwrap();
-            self.same(&case("broadcast_async"), got, expected);
+            self.assert_same(&case("broadcast_async"), got, expected);
 
             for (name, lens) in [
                 ("even", vec![len; n]),
@@ -250,7 +255,7 @@ impl<'a> Cases<'a> {
                         .gather_v(&input, &mut slices_mut(&mut outputs), root_rank)
                         .unwrap();
                 }
-                self.same(&case(&format!("gather {name}")), outputs, expected);
+                self.assert_same(&case(&format!("gather {name}")), outputs, expected);
 
                 let inputs: Lists<T> = if is_root {
                     self.inputs(this_rank, &lens)
@@ -272,7 +277,7 @@ impl<'a> Cases<'a> {
                         .wait()
                         .unwrap()
                 };
-                self.same(&case(&format!("scatter {name}")), got, expected);
+                self.assert_same(&case(&format!("scatter {name}")), got, expected);
             }
         }
     }
@@ -286,20 +291,20 @@ impl<'a> Cases<'a> {
         group
             .all_gather(&input, &mut slices_mut(&mut outputs))
             .unwrap();
-        self.same(&case("all_gather"), outputs, all.clone());
+        self.assert_same(&case("all_gather"), outputs, all.clone());
         let outputs = vec![vec![T::default(); len]; n];
         let work = group.all_gather_async(input.clone(), outputs).unwrap();
         let (_, got) = work.wait().unwrap();
-        self.same(&case("all_gather_async"), got, all.clone());
+        self.assert_same(&case("all_gather_async"), got, all.clone());
 
         let mut output = vec![T::default(); len * n];
         group.all_gather_single(&input, &mut output).unwrap();
-        self.same(&case("all_gather_single"), output.clone(), all.concat());
+        self.assert_same(&case("all_gather_single"), output.clone(), all.concat());
         let work = group
             .all_gather_single_async(input.clone(), output)
             .unwrap();
         let (_, got) = work.wait().unwrap();
-        self.same(&case("all_gather_single_async"), got, all.concat());
+        self.assert_same(&case("all_gather_single_async"), got, all.concat());
 
         let inputs = self.inputs::<T>(this_rank, &[len, 1]);
         let mut outputs = vec![vec![T::default(); len * n], vec![T::default(); n]];
@@ -307,7 +312,7 @@ impl<'a> Cases<'a> {
             .all_gather_coalesced(&slices(&inputs), &mut slices_mut(&mut outputs))
             .unwrap();
         let ones: Vec<T> = (0..n).flat_map(|r| self.input(r, 1, 1)).collect();
-        self.same(
+        self.assert_same(
             &case("all_gather_coalesced"),
             outputs,
             vec![all.concat(), ones],
@@ -320,7 +325,7 @@ impl<'a> Cases<'a> {
         group
             .all_gather_v(&input, &mut slices_mut(&mut outputs))
             .unwrap();
-        self.same(&case("all_gather_v"), outputs, all);
+        self.assert_same(&case("all_gather_v"), outputs, all);
     }
 
     fn check_exchanges<T: Scalar>(&mut self) {
@@ -338,14 +343,14 @@ impl<'a> Cases<'a> {
         group
             .all_to_all(&slices(&inputs), &mut slices_mut(&mut outputs))
             .unwrap();
-        self.same(&case("all_to_all"), outputs, expected.clone());
+        self.assert_same(&case("all_to_all"), outputs, expected.clone());
 
         let input = inputs.concat();
         let mut output = vec![T::default(); back.iter().sum()];
         group
             .all_to_all_v_single(&input, &mut output, &out, &back)
             .unwrap();
-        self.same(
+        self.assert_same(
             &case("all_to_all_v_single"),
             output.clone(),
             expected.concat(),
@@ -354,7 +359,7 @@ impl<'a> Cases<'a> {
             .all_to_all_v_single_async(input, output, &out, &back)
             .unwrap();
         let (_, got) = work.wait().unwrap();
-        self.same(&case("all_to_all_v_single_async"), got, expected.concat());
+        self.assert_same(&case("all_to_all_v_single_async"), got, expected.concat());
 
         let input: Vec<T> = (0..n)
             .flat_map(|to| self.input(this_rank, to, len))
@@ -364,10 +369,10 @@ impl<'a> Cases<'a> {
             .collect();
         let mut output = vec![T::default(); len * n];
         group.all_to_all_single(&input, &mut output).unwrap();
-        self.same(&case("all_to_all_single"), output, expected);
+        self.assert_same(&case("all_to_all_single"), output, expected);
     }
 
-    /// Barriers, messages and objects.
+    /// Checks barriers and objects, and, if the group has several ranks, messages.
     pub(crate) fn check_messages(&mut self) {
         let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         group.barrier().unwrap();
@@ -376,15 +381,15 @@ impl<'a> Cases<'a> {
             .all_gather_object(&format!("rank {this_rank}"))
             .unwrap();
         let expected: Vec<String> = (0..n).map(|rank| format!("rank {rank}")).collect();
-        self.same("all_gather_object", names, expected.clone());
+        self.assert_same("all_gather_object", names, expected.clone());
         let mut object = (this_rank, vec![this_rank; 3]);
         group.broadcast_object(&mut object, 0).unwrap();
-        self.same("broadcast_object", object, (0, vec![0; 3]));
+        self.assert_same("broadcast_object", object, (0, vec![0; 3]));
         let gathered = group.gather_object(&this_rank, 0).unwrap();
         let all = (this_rank == 0).then(|| (0..n).collect::<Vec<_>>());
-        self.same("gather_object", gathered, all);
+        self.assert_same("gather_object", gathered, all);
         let mine: String = group.scatter_object(&expected, 0).unwrap();
-        self.same("scatter_object", mine, expected[this_rank].clone());
+        self.assert_same("scatter_object", mine, expected[this_rank].clone());
         self.check_issued_objects(&expected);
         if n == 1 {
             return;
@@ -396,7 +401,7 @@ impl<'a> Cases<'a> {
         let mut got = vec![0u32; len];
         group.recv(&mut got, before as u32, 0).unwrap();
         assert_eq!(sent.wait().unwrap(), message);
-        self.same("send and recv", got, expected.clone());
+        self.assert_same("send and recv", got, expected.clone());
 
         let ops = vec![
             Op::Recv {
@@ -414,15 +419,15 @@ impl<'a> Cases<'a> {
         let Op::Recv { buffer, .. } = ops.swap_remove(0) else {
             panic!("the operations do not come back in their order");
         };
-        self.same("batch_isend_irecv", buffer.into_vec().unwrap(), expected);
+        self.assert_same("batch_isend_irecv", buffer.into_vec().unwrap(), expected);
 
         match self.limits {
             Limits::None => self.check_tags(next, before),
             Limits::Nccl => {
                 let tagged = group.send(&[1u8], next as u32, 1).unwrap_err();
-                self.same("a tag", tagged.kind(), ErrorKind::Unsupported);
+                self.assert_same("a tag", tagged.kind(), ErrorKind::Unsupported);
                 let any = group.recv_any(&mut [0u8], 0).unwrap_err();
-                self.same("recv_any", any.kind(), ErrorKind::Unsupported);
+                self.assert_same("recv_any", any.kind(), ErrorKind::Unsupported);
             }
         }
         group.barrier().unwrap();
@@ -448,31 +453,31 @@ impl<'a> Cases<'a> {
                 .wait()
                 .unwrap(),
         };
-        self.same("all_gather_object both ways", mixed, (0..n).collect());
+        self.assert_same("all_gather_object both ways", mixed, (0..n).collect());
         let to_root = group.gather_object_async(&this_rank, root).unwrap();
         let mine = group.scatter_object_async(names, root).unwrap();
-        self.same(
+        self.assert_same(
             "scatter_object_async",
             mine.wait().unwrap(),
             names[this_rank].clone(),
         );
         let all = (this_rank as u32 == root).then(|| (0..n).collect::<Vec<_>>());
-        self.same("gather_object_async", to_root.wait().unwrap(), all);
-        self.same(
+        self.assert_same("gather_object_async", to_root.wait().unwrap(), all);
+        self.assert_same(
             "with objects in flight",
             sum.wait().unwrap(),
             vec![n as u32],
         );
         let from_root = from_root.unwrap().wait().unwrap();
         let expected = (root as usize, "from_root".to_owned());
-        self.same("broadcast_object_async", from_root, expected);
+        self.assert_same("broadcast_object_async", from_root, expected);
         let gathered = gathered.wait().unwrap();
-        self.same("all_gather_object_async", gathered, names.to_vec());
+        self.assert_same("all_gather_object_async", gathered, names.to_vec());
         let refused = group.broadcast_object_async(0u8, root + 1).unwrap_err();
-        self.same("no such root", refused.kind(), ErrorKind::InvalidArgument);
+        self.assert_same("no such root", refused.kind(), ErrorKind::InvalidArgument);
     }
 
-    /// Messages with tags, as objects and as vectors, and receives from any rank.
+    /// Checks messages with tags, as objects and as vectors, and receives from any rank.
     fn check_tags(&mut self, next: usize, before: usize) {
         let (group, this_rank, n) = (self.group, self.rank(), self.size());
         // A send may wait for its receive, so one rank begins with the receive.
@@ -488,10 +493,10 @@ impl<'a> Cases<'a> {
         if this_rank == 0 {
             send();
         }
-        self.same("send_object and recv_object", object, vec![before; 2]);
+        self.assert_same("send_object and recv_object", object, vec![before; 2]);
         let sent = group.send_object_async(&this_rank, next as u32, 9).unwrap();
         let object: usize = group.recv_object(before as u32, 9).unwrap();
-        self.same("send_object_async", object, before);
+        self.assert_same("send_object_async", object, before);
         sent.wait().unwrap();
 
         // Several receives with two tags are pending, and each gets its own message.
@@ -512,7 +517,7 @@ impl<'a> Cases<'a> {
         }
         let expected = ["a", &long, "c"].map(|text| format!("{before} {text}"));
         for (work, expected) in works.into_iter().zip(expected) {
-            self.same("recv_object_async", work.wait().unwrap(), expected);
+            self.assert_same("recv_object_async", work.wait().unwrap(), expected);
         }
 
         // Messages are matched by tag, not by the order of issue.
@@ -520,8 +525,8 @@ impl<'a> Cases<'a> {
         let second = group.send_async(vec![2u8], next as u32, 12).unwrap();
         let later = group.recv_async(vec![0u8], before as u32, 12).unwrap();
         let earlier = group.recv_async(vec![0u8], before as u32, 11).unwrap();
-        self.same("recv by tag", later.wait().unwrap(), vec![2]);
-        self.same("recv by tag", earlier.wait().unwrap(), vec![1]);
+        self.assert_same("recv by tag", later.wait().unwrap(), vec![2]);
+        self.assert_same("recv by tag", earlier.wait().unwrap(), vec![1]);
         first.wait().unwrap();
         second.wait().unwrap();
 
@@ -533,7 +538,7 @@ impl<'a> Cases<'a> {
             }
             seen.sort_unstable();
             let all: Vec<(u32, u8)> = (1..n).map(|rank| (rank as u32, rank as u8)).collect();
-            self.same("recv_any", seen, all);
+            self.assert_same("recv_any", seen, all);
         } else {
             group.send(&[this_rank as u8], 0, 3).unwrap();
         }

@@ -91,44 +91,44 @@ impl Cases<'_> {
         // The input vectors are returned unchanged, with the results.
         let (_, got) = from_root_v.wait().unwrap();
         let expected = self.input(root, this_rank, uneven[this_rank]);
-        self.same(&case("scatter_v_async"), got, expected);
+        self.assert_same(&case("scatter_v_async"), got, expected);
         let (_, got) = from_root.wait().unwrap();
-        self.same(
+        self.assert_same(
             &case("scatter_async"),
             got,
             self.input(root, this_rank, len),
         );
         let (kept, got) = to_root_v.wait().unwrap();
-        self.same(&case("gather_v_async, its input"), kept, part);
+        self.assert_same(&case("gather_v_async, its input"), kept, part);
         let all: Vec<Vec<T>> = (0..n).map(|r| self.input(r, 0, uneven[r])).collect();
-        self.same(&case("gather_v_async"), got, at_root(all.clone()));
+        self.assert_same(&case("gather_v_async"), got, at_root(all.clone()));
         let (_, got) = to_root.wait().unwrap();
         let each: Vec<Vec<T>> = (0..n).map(|r| self.input(r, 0, len)).collect();
-        self.same(&case("gather_async"), got, at_root(each.clone()));
+        self.assert_same(&case("gather_async"), got, at_root(each.clone()));
         let (_, got) = all_to_all_single.wait().unwrap();
         let expected: Vec<T> = (0..n)
             .flat_map(|from| self.input::<T>(from, 0, len * n)[this_rank * len..][..len].to_vec())
             .collect();
-        self.same(&case("all_to_all_single_async"), got, expected);
+        self.assert_same(&case("all_to_all_single_async"), got, expected);
         let (_, got) = all_to_all.wait().unwrap();
         let expected: Vec<Vec<T>> = (0..n)
             .map(|from| self.input(from, this_rank, len))
             .collect();
-        self.same(&case("all_to_all_async"), got, expected);
+        self.assert_same(&case("all_to_all_async"), got, expected);
         let (_, got) = reduce_scatter_coalesced.wait().unwrap();
         let first = self.reduced::<T>(op, 0, len * n)[this_rank * len..][..len].to_vec();
         let second = self.reduced::<T>(op, 1, n)[this_rank..][..1].to_vec();
-        self.same(
+        self.assert_same(
             &case("reduce_scatter_coalesced_async"),
             got,
             vec![first, second],
         );
         let (_, got) = reduce_scatter_v.wait().unwrap();
         let expected = self.reduced(op, this_rank, uneven[this_rank]);
-        self.same(&case("reduce_scatter_v_async"), got, expected);
+        self.assert_same(&case("reduce_scatter_v_async"), got, expected);
         let (kept, got) = reduce_scatter.wait().unwrap();
-        self.same(&case("reduce_scatter_async, its inputs"), kept, for_each);
-        self.same(
+        self.assert_same(&case("reduce_scatter_async, its inputs"), kept, for_each);
+        self.assert_same(
             &case("reduce_scatter_async"),
             got,
             self.reduced(op, this_rank, len),
@@ -136,24 +136,24 @@ impl Cases<'_> {
         let (_, got) = all_gather_coalesced.wait().unwrap();
         let ones: Vec<T> = (0..n).flat_map(|r| self.input(r, 1, 1)).collect();
         let expected = vec![each.concat(), ones];
-        self.same(&case("all_gather_coalesced_async"), got, expected);
+        self.assert_same(&case("all_gather_coalesced_async"), got, expected);
         let (_, got) = all_gather_v.wait().unwrap();
-        self.same(&case("all_gather_v_async"), got, all);
+        self.assert_same(&case("all_gather_v_async"), got, all);
         let ops = block.expect(issued).wait().unwrap();
         let sum = ops[0].outputs()[0].as_slice::<T>().unwrap().to_vec();
-        self.same(&case("coalesce_async"), sum, self.reduced(op, 0, len));
+        self.assert_same(&case("coalesce_async"), sum, self.reduced(op, 0, len));
         let broadcast = ops[1].outputs()[0].as_slice::<T>().unwrap().to_vec();
-        self.same(
+        self.assert_same(
             &case("coalesce_async"),
             broadcast,
             self.input(root, 0, len * n),
         );
         let got = all_reduce_coalesced.wait().unwrap();
         let expected = vec![self.reduced(op, 0, len), self.reduced(op, 1, 1)];
-        self.same(&case("all_reduce_coalesced_async"), got, expected);
+        self.assert_same(&case("all_reduce_coalesced_async"), got, expected);
         let got = reduce.wait().unwrap();
         let sum = self.reduced(op, 0, len);
-        self.same(
+        self.assert_same(
             &case("reduce_async"),
             got,
             if is_root { sum } else { input },
@@ -168,7 +168,7 @@ impl Cases<'_> {
             .unwrap();
         let first = self.reduced::<T>(op, 0, len * n)[this_rank * len..][..len].to_vec();
         let second = self.reduced::<T>(op, 1, n)[this_rank..][..1].to_vec();
-        self.same(
+        self.assert_same(
             &case("reduce_scatter_coalesced"),
             outputs,
             vec![first, second],
@@ -189,13 +189,13 @@ impl Cases<'_> {
             } else {
                 self.input(this_rank, 0, len)
             };
-            self.same(&case("reduce premul_sum"), buffer, left);
+            self.assert_same(&case("reduce premul_sum"), buffer, left);
             let mut output = vec![T::default(); len];
             group
                 .reduce_scatter_single(&wide, &mut output, twice)
                 .unwrap();
             let expected = whole[this_rank * len..][..len].to_vec();
-            self.same(&case("reduce_scatter_single premul_sum"), output, expected);
+            self.assert_same(&case("reduce_scatter_single premul_sum"), output, expected);
         }
     }
 }

@@ -14,6 +14,8 @@ use rcomm::{Config, ErrorKind, OpType, ProcessGroup, ReduceOp, World, bf16, f16}
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
+/// Runs `body` on all ranks of a world of this size. Ranks that fail write their dumps outside the working directory,
+/// and wait only briefly for the status of the others.
 fn run(size: u32, body: impl Fn(World) + Sync) {
     let change = |config: &mut Config| {
         config.dump_dir = std::env::temp_dir().join("rcomm-tests-data-parallel");
@@ -25,6 +27,7 @@ fn run(size: u32, body: impl Fn(World) + Sync) {
 /// The lengths of the model's parameters.
 const LENS: [u64; 4] = [7, 1, 12, 5];
 
+/// The model: its parameters are a, b, c and d.
 fn parameters() -> Vec<Parameter> {
     let named = LENS.iter().zip(["a", "b", "c", "d"]);
     named
@@ -32,6 +35,7 @@ fn parameters() -> Vec<Parameter> {
         .collect()
 }
 
+/// Options by which the first bucket has room for 5 elements of `f32`, and each other one for 12.
 fn small_buckets() -> ReducerOptions {
     ReducerOptions {
         buckets: BucketSizes {
@@ -50,7 +54,7 @@ fn gradient(rank: u32, parameter: usize, step: u32) -> Vec<f32> {
         .collect()
 }
 
-/// The average of a parameter's gradients over all ranks.
+/// The average of a parameter's gradients in a step over `size` ranks.
 fn average(size: u32, parameter: usize, step: u32) -> Vec<f32> {
     let len = LENS[parameter] as usize;
     let mut sum = vec![0.0; len];
@@ -233,11 +237,11 @@ fn compression_sends_16_bit_gradients_and_rounds_them() {
                 }
             }
             let dump = world.snapshot();
-            let is_sent = |input: &String| input == dtype;
+            let is_narrow = |input: &String| input == dtype;
             assert!(
                 dump.signatures
                     .iter()
-                    .any(|signature| signature.input_dtypes.iter().any(is_sent))
+                    .any(|signature| signature.input_dtypes.iter().any(is_narrow))
             );
         }
         world.shutdown().unwrap();

@@ -32,6 +32,7 @@ fn failing(config: &mut Config) {
     config.status_wait = Duration::from_millis(200);
 }
 
+/// Runs `body` on all ranks of a world of this size, in groups that may fail.
 fn run(size: u32, body: impl Fn(World) + Sync) {
     on_threads(size, &Carrier::Cpu, failing, body);
 }

@@ -19,7 +19,7 @@ pub(crate) fn roots(report: &Report) -> impl Iterator<Item = &Finding> {
     errors.filter(|finding| finding.caused_by.is_none())
 }
 
-/// Whether the first finding names one of the faults and no other rank.
+/// Whether the first finding names one of the faults and only ranks at fault; if the fault has no culprit, no rank.
 pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
     let Some(first) = report.findings.first() else {
         return false;
@@ -88,12 +88,15 @@ pub(crate) const RIGHT: f64 = 0.99;
 pub(crate) struct Tally {
     pub(crate) jobs: usize,
     right: usize,
+    /// The number of jobs that were not judged right, but whose report leaves open which rank is at fault.
     open: usize,
     /// For each kind of fault, the number of its jobs that were judged right, and of all.
     kinds: BTreeMap<Kind, [usize; 2]>,
     /// How often a first finding that is an error was right, by its confidence.
     by_confidence: BTreeMap<Confidence, Share>,
+    /// The jobs that were not judged right, with their reports.
     misses: Vec<String>,
+    /// The jobs in which a rank that is not at fault is accused, with their reports.
     accused: Vec<String>,
 }
 
@@ -190,7 +193,7 @@ impl Tally {
         assert!(self.jobs > 0, "{name}: no job was decidable");
         assert!(
             self.accused.is_empty() && share >= right,
-            "{name}: innocents accused:\n{}\nmissed:\n{}",
+            "{name}: a share of {share:.4} is right, at least {right} expected; innocents accused:\n{}\nmissed:\n{}",
             self.accused.join("\n"),
             self.misses.join("\n")
         );

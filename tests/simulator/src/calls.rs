@@ -1,5 +1,5 @@
-//! Counters for tests. How many driver calls a thread has made, and how many of them asked for the time between two
-//! events, shows the host cost of an operation whatever the load of the machine. The process's live events, live
+//! Counters for tests. The number of a thread's driver calls, and of those that ask for the time between two events,
+//! shows the host cost of an operation whatever the load of the machine. The process's live events, live
 //! allocations of the library, destroys after an error, and joins are counted too. The functions exported here are not
 //! part of CUDA.
 

@@ -143,8 +143,8 @@ impl State {
             .find(|(_, member)| member.device == request.data_type);
         // The device is compared with those of the ranks that joined before, as `initTransportsRank` (init.cc:1055)
         // compares hosts and UUIDs.
-        let shared = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
-        if let Some((other, member)) = taken.filter(|_| !shared) {
+        let may_share = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
+        if let Some((other, member)) = taken.filter(|_| !may_share) {
             let text = format!(
                 "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable \
                  this configuration. (rank {rank} and rank {other}, device {})",

@@ -14,6 +14,7 @@ use std::time::Instant;
 /// Work on a stream. It runs once, or as often as its graph is launched.
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
 
+/// Locks the mutex, even if a thread has panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -99,6 +100,7 @@ impl Stream {
         self.changed.notify_all();
     }
 
+    /// Waits until the enqueued work has ended.
     pub(crate) fn synchronize(&self) {
         let mut queue = lock(&self.queue);
         while queue.pending > 0 {
@@ -113,6 +115,7 @@ impl Stream {
         lock(&self.queue).pending == 0
     }
 
+    /// Ends the stream's thread once the queue is empty.
     pub(crate) fn close(&self) {
         lock(&self.queue).closed = true;
         self.changed.notify_all();
@@ -163,7 +166,8 @@ struct Marks {
     recorded: u64,
     /// The number of the newest record that is complete.
     completed: u64,
-    at: Option<Instant>,
+    /// When a record last completed; `None` if none has.
+    completed_at: Option<Instant>,
     /// The capture in which the newest record was made, and what its stream had seen by then; `None` outside a capture.
     captured: Option<(Arc<Capture>, Seen)>,
 }
@@ -200,7 +204,7 @@ impl Event {
         stream.push(Arc::new(move || {
             let mut marks = lock(&event.marks);
             marks.completed = marks.completed.max(number);
-            marks.at = Some(Instant::now());
+            marks.completed_at = Some(Instant::now());
             event.set.notify_all();
         }));
     }
@@ -241,7 +245,7 @@ impl Event {
     }
 
     /// When a record of the event last completed; `None` if none has.
-    pub(crate) fn at(&self) -> Option<Instant> {
-        lock(&self.marks).at
+    pub(crate) fn completed_at(&self) -> Option<Instant> {
+        lock(&self.marks).completed_at
     }
 }

@@ -109,7 +109,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(
     if !from.is_complete() || !to.is_complete() {
         return NOT_READY;
     }
-    let (Some(from), Some(to)) = (from.at(), to.at()) else {
+    let (Some(from), Some(to)) = (from.completed_at(), to.completed_at()) else {
         return INVALID_HANDLE;
     };
     // SAFETY: `milliseconds` is null, which `put` refuses, or the caller lets a float be written there.

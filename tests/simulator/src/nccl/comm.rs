@@ -87,7 +87,8 @@ pub(super) struct Comm {
     pub(super) size: c_int,
     /// The rank's device, counted from 0.
     pub(super) device: c_int,
-    /// Whether calls on it block, from its configuration ("blocking", nccl.h). Communicators split off it inherit this.
+    /// Whether calls on it block, from its configuration ("blocking", nccl.h). A communicator that is split off it
+    /// inherits this, unless a configuration states it.
     pub(super) is_blocking: bool,
     pub(super) name: Name,
     /// `commHash`.
@@ -195,7 +196,7 @@ impl Comm {
         })
     }
 
-    /// Connects and waits for all ranks (`ncclCommInitRankFunc`, init.cc:1831).
+    /// Connects and waits for all ranks (`ncclCommInitRankFunc`, init.cc:1831); returns the status.
     pub(super) fn join(self: &Arc<Self>, key: u64) -> c_int {
         if let Some(delay) = trouble::setting("init_delay_ms") {
             std::thread::sleep(Duration::from_millis(delay));

@@ -67,7 +67,8 @@ impl Place {
         }
     }
 
-    /// Waits for the kernel before and for room on the device, unless the communicator is stopped.
+    /// Waits until the kernel before has started and the device has room, or the communicator is stopped. The kernel
+    /// counts as started then.
     pub(super) fn start(&self, comm: &Comm) -> Room {
         let limit = trouble::setting("kernels_at_once").unwrap_or(u64::MAX);
         let former_started = || {

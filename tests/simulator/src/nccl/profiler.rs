@@ -357,6 +357,7 @@ impl Context {
         tasks.map(|(_, event)| event).collect()
     }
 
+    /// Starts the event of a part's task; returns no event if the plug-in wants none of this kind.
     fn task(&self, part: &Part) -> Event {
         let mut details = Details { words: [0; 11] };
         let kind = match part.peer {

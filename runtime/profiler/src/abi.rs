@@ -11,7 +11,7 @@ pub const SUCCESS: c_int = 0;
 /// `ncclInvalidUsage`.
 pub const INVALID_USAGE: c_int = 5;
 
-/// The kinds of events that the plug-in can request, as bits of the mask that it returns.
+/// The kinds of events that the plug-in handles, as bits of the mask by which it requests events.
 pub mod event {
     /// A plan of operations, which is their parent up to version 4.
     pub const GROUP: u64 = 1 << 0;

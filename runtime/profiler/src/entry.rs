@@ -6,7 +6,7 @@ use crate::abi::{
 };
 use crate::events::{Named, Task, TransferFacts};
 use crate::names;
-use crate::opening::{guarded, opened, print_line, process};
+use crate::opening::{guarded, print_line, process, process_or_open};
 use crate::process::{Call, Process, naming};
 use crate::settings::CommunicatorIdentity;
 use crate::steps::Progress;
@@ -29,7 +29,7 @@ unsafe fn init(
 ) -> c_int {
     let (at, events) = guarded((None, 0), || {
         let identity = communicator.map(|(_, identity)| identity);
-        let Some(process) = opened(identity, has_calls) else {
+        let Some(process) = process_or_open(identity, has_calls) else {
             return (None, 0);
         };
         let at = process.add_communicator();

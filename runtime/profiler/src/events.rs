@@ -103,7 +103,7 @@ impl Process {
             return NONE;
         };
         if is_captured {
-            self.captured(communicator, call);
+            self.record_captured(communicator, call);
             return at.handle(Kind::Captured, 0);
         }
         let Some(ticket) = self.begin(communicator, call, Reported::Call) else {
@@ -119,7 +119,7 @@ impl Process {
 
     /// Records an operation that is captured into a graph.
     #[cold]
-    fn captured(&self, communicator: &Communicator, call: &Call) {
+    fn record_captured(&self, communicator: &Communicator, call: &Call) {
         // Without events of channels, NCCL reports the replays only of plans with work for the network: a different
         // number on each rank, so nothing may be concluded from them.
         if self.events.mask & event::KERNEL_CH != 0 {
@@ -189,7 +189,7 @@ impl Process {
                     true => Reported::Replay,
                     false => Reported::Plan,
                 };
-                match self.planned(at, communicator, &(task.call)(), reported) {
+                match self.follow_planned(at, communicator, &(task.call)(), reported) {
                     Some(op_at) => op_at,
                     None => return NONE,
                 }
@@ -234,7 +234,7 @@ impl Process {
 
     /// Records and follows an operation that is reported when it is in a plan.
     #[inline(never)]
-    fn planned(
+    fn follow_planned(
         &self,
         at: SlotUse,
         communicator: &Communicator,

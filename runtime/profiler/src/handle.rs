@@ -107,7 +107,7 @@ impl SlotUse {
 }
 
 impl Handle {
-    /// Decodes a handle; `None` if the pointer is null or no handle.
+    /// Decodes a handle; `None` if the pointer is null or decodes to no [`Kind`].
     pub(crate) fn of(pointer: *mut c_void) -> Option<Self> {
         if pointer.is_null() {
             return None;
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_handles_are_decoded_and_other_pointers_are_not() {
+    fn encoded_handles_are_decoded_and_a_pointer_without_a_kind_is_not() {
         choose_key();
         let at = SlotUse {
             index: MAX_SLOTS as u32 - 1,

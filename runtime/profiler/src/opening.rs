@@ -30,7 +30,7 @@ pub(crate) fn process() -> Option<&'static Process> {
 
 /// The plug-in's state, which the first call creates. No lock is held during this time: a thread that calls at the same
 /// time waits for at most [`PATIENCE`], and a child that `fork` makes at that time gets `None`.
-pub(crate) fn opened(
+pub(crate) fn process_or_open(
     first: Option<CommunicatorIdentity>,
     has_calls: bool,
 ) -> Option<&'static Process> {

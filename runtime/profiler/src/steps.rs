@@ -126,6 +126,7 @@ impl Process {
         self.report(transfer, done, waits.of(done).unwrap_or(LinkWait::Posted));
     }
 
+    /// Records that `done` steps are done, and what the next one waits for.
     fn report(&self, transfer: &Transfer, done: u32, wait: LinkWait) {
         let words = [0, 1, 2].map(|word| transfer.operation[word].load(Relaxed));
         let steps = (done, transfer.steps.load(Relaxed));

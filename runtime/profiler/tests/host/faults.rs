@@ -98,7 +98,7 @@ fn variable(name: &'static str, value: &'static str) -> impl Fn(&mut Command) {
 }
 
 /// Asks for the events that are recorded by default, in a ring of 256 operations.
-fn by_default(command: &mut Command) {
+fn set_default_events(command: &mut Command) {
     command.env("RCOMM_NCCL_EVENTS", "256");
 }
 
@@ -156,7 +156,7 @@ fn a_channel_that_is_stuck_towards_a_peer_is_named() {
         expected,
     );
     // Version 3 reports the progress of transfers without being asked for steps.
-    assert_finds(&[3], one_channel_stuck(), by_default, expected);
+    assert_finds(&[3], one_channel_stuck(), set_default_events, expected);
 }
 
 #[test]
@@ -188,19 +188,19 @@ fn faults_are_found_with_the_events_that_are_recorded_by_default() {
     assert_finds(
         &[4, 6],
         absent,
-        by_default,
+        set_default_events,
         (Code::E101, &[2], &["never issued"]),
     );
     assert_finds(
         &[4, 6],
         planned,
-        by_default,
+        set_default_events,
         (Code::E101, &[3], &["has not started it"]),
     );
     for version in [4, 6] {
         for behind in ["", BEHIND] {
             let job = Job::start(version, one_channel_stuck(), |command| {
-                by_default(command);
+                set_default_events(command);
                 if !behind.is_empty() {
                     command.env(behind, "1");
                 }
@@ -232,7 +232,7 @@ fn the_channel_of_a_message_that_is_stuck_is_named() {
     // Without steps, the two ends of the only transfer under way are known.
     let default = |command: &mut Command| {
         message(command);
-        by_default(command);
+        set_default_events(command);
     };
     let says = ["channel 1 from rank 0 to rank 1 has not finished"];
     assert_finds(&[4, 6], last_operations, default, (Code::E135, &[], &says));
@@ -276,7 +276,7 @@ fn a_rank_that_was_killed_or_stopped_is_named() {
 fn the_first_finding_names_a_stopped_rank_and_its_last_event_also_once_the_others_have_ended() {
     for version in PROFILER_VERSIONS {
         for aborts in [false, true] {
-            let case = format!("version {version}, {aborts}");
+            let case = format!("version {version}, aborts: {aborts}");
             let absent = with_one(2, Until::NotCalled, Until::Running);
             // The device of rank 2 has ended the operation of the pair, as that of rank 3, whose proxy thread has seen
             // it.
@@ -295,6 +295,8 @@ fn the_first_finding_names_a_stopped_rank_and_its_last_event_also_once_the_other
     }
 }
 
+/// Asserts that the first finding names rank 2 as stopped, with the words `others` on the other ranks, and that no
+/// finding accuses another rank.
 fn assert_leads_while_stopped(job: &Job, others: &str, case: &str) {
     let report = judge(job);
     let says = [

@@ -23,7 +23,7 @@ pub(crate) enum Until {
     OneChannelLeft,
     /// All channels but the last are done. The last channel waits for data from the previous rank.
     OneChannelStarves,
-    /// The operation is done, and NCCL reports nothing of the last channel.
+    /// The operation is done, and NCCL reports no work of the device on the last channel.
     OneChannelUnreported,
     /// The operation is done, and NCCL does not report that the last channel has ended.
     OneEndUnreported,
@@ -266,7 +266,7 @@ pub(crate) const LATE: &str = "RCOMM_TEST_LATE";
 
 /// Reports operations to which one rank comes 2 ms late: the kernels of the other ranks wait for it, and run that much
 /// longer than its own.
-fn late_each_time(plugin: &Plugin, comm: &Comm, is_late: bool) {
+fn run_with_a_late_rank(plugin: &Plugin, comm: &Comm, is_late: bool) {
     let device_ns = if is_late { 100_000 } else { 2_100_000 };
     let call = Call {
         device_ns,
@@ -334,7 +334,7 @@ pub(crate) fn rank() {
         copy(&plugin, &pair, false);
     }
     if let Ok(late) = std::env::var(LATE) {
-        late_each_time(&plugin, &world, late == rank.to_string());
+        run_with_a_late_rank(&plugin, &world, late == rank.to_string());
     }
     if let Some(until) = until_of(ON_PAIR) {
         operation(&plugin, &pair, &Call::all_reduce(64, 1), until);

@@ -35,12 +35,12 @@ pub(crate) fn mask() -> u64 {
 const TRANSFERS: u64 = event::PROXY_OP | event::PROXY_STEP;
 /// NCCL starts an event only if the mask has one of the bits that belong to it (plugin/profiler.cc). It reports a call
 /// (line 280 of 2.30.7) or a plan also if the plug-in asks only for an event below that.
-const OF_COLL: u64 = event::COLL | TRANSFERS | event::KERNEL_CH;
-const OF_P2P: u64 = event::P2P | TRANSFERS | event::KERNEL_CH;
-const OF_PLAN: u64 = event::GROUP | OF_COLL | OF_P2P;
-const OF_COLL_CALL: u64 = event::COLL_API | OF_COLL;
-const OF_P2P_CALL: u64 = event::P2P_API | OF_P2P;
-const OF_GROUP_CALL: u64 = event::GROUP_API | OF_COLL_CALL | OF_P2P_CALL | OF_PLAN;
+const COLL_BITS: u64 = event::COLL | TRANSFERS | event::KERNEL_CH;
+const P2P_BITS: u64 = event::P2P | TRANSFERS | event::KERNEL_CH;
+const PLAN_BITS: u64 = event::GROUP | COLL_BITS | P2P_BITS;
+const COLL_CALL_BITS: u64 = event::COLL_API | COLL_BITS;
+const P2P_CALL_BITS: u64 = event::P2P_API | P2P_BITS;
+const GROUP_CALL_BITS: u64 = event::GROUP_API | COLL_CALL_BITS | P2P_CALL_BITS | PLAN_BITS;
 
 /// Whether the plug-in asks for one of these events.
 fn asks_for(events: u64) -> bool {
@@ -276,7 +276,7 @@ impl Plugin {
 
     /// Reports the beginning of a group call.
     pub(crate) fn group_api(&self, comm: &Comm) -> Handle {
-        if !asks_for(OF_GROUP_CALL) {
+        if !asks_for(GROUP_CALL_BITS) {
             return NONE;
         }
         let group_api = GroupApi {
@@ -295,9 +295,9 @@ impl Plugin {
         is_captured: bool,
     ) -> Handle {
         let wanted = if call.is_p2p() {
-            OF_P2P_CALL
+            P2P_CALL_BITS
         } else {
-            OF_COLL_CALL
+            COLL_CALL_BITS
         };
         if !asks_for(wanted) {
             return NONE;
@@ -325,7 +325,7 @@ impl Plugin {
 
     /// Reports the beginning of a plan of operations (`ncclProfilerStartGroupEvent`, in all versions).
     pub(crate) fn plan(&self, comm: &Comm) -> Handle {
-        if !asks_for(OF_PLAN) {
+        if !asks_for(PLAN_BITS) {
             return NONE;
         }
         let proxy_step = ProxyStep { step: 0 };
@@ -348,7 +348,7 @@ impl Plugin {
     /// its parent, and operations of a plan without a handle are not reported (`ncclProfilerStartTaskEvents`,
     /// plugin/profiler.cc:235 of 2.26.2 and 240 of 2.27.7).
     pub(crate) fn task_of(&self, comm: &Comm, plan: Handle, called: Handle, call: &Call) -> Handle {
-        let wanted = if call.is_p2p() { OF_P2P } else { OF_COLL };
+        let wanted = if call.is_p2p() { P2P_BITS } else { COLL_BITS };
         if !asks_for(wanted) || (!self.has_calls() && plan == NONE) {
             return NONE;
         }

@@ -91,7 +91,7 @@ fn part() {
     unsafe { libc::_exit(0) };
 }
 
-/// Makes the plug-in ask for every event that it knows.
+/// Makes the plug-in ask for all events for which it can ask.
 pub(crate) fn all_events(command: &mut Command) {
     command.env("RCOMM_NCCL_EVENTS", "channels,steps");
 }

@@ -43,7 +43,7 @@ pub(crate) fn dead() {
     assert_eq!(jobs(&ring_directory()), KEPT + 8);
 }
 
-/// The communicator does not wait for the removal.
+/// Makes a communicator, which does not wait for the removal, and waits until no more rings are left than are kept.
 pub(crate) fn tidy(plugin: &Plugin) {
     plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
     let deadline = Instant::now() + Duration::from_secs(60);

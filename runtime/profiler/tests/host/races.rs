@@ -75,7 +75,7 @@ pub(crate) fn aborts(plugin: &Plugin) {
                 scope.spawn(move || {
                     begin.wait();
                     for _ in 0..40 {
-                        events(plugin, comm, 2 * thread);
+                        report_events(plugin, comm, 2 * thread);
                         progress.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -90,7 +90,7 @@ pub(crate) fn aborts(plugin: &Plugin) {
             // These operations take the slots that the end of the other communicator frees.
             begin.wait();
             for _ in 0..40 {
-                events(plugin, &next, 0);
+                report_events(plugin, &next, 0);
             }
         });
         let ring = ring();
@@ -113,7 +113,7 @@ pub(crate) fn aborts(plugin: &Plugin) {
 
 /// Reports an operation with its events on two channels, from `first` on. Only this thread reports the events of these
 /// channels.
-fn events(plugin: &Plugin, comm: &Comm, first: u8) {
+fn report_events(plugin: &Plugin, comm: &Comm, first: u8) {
     let group = plugin.group_api(comm);
     let called = call_in(plugin, comm, group);
     let task = plugin.task(comm, called, &all_reduce());
@@ -203,7 +203,7 @@ pub(crate) fn exits(plugin: &'static Plugin) {
     let seen = number.clone();
     std::thread::spawn(move || {
         loop {
-            events(plugin, &comm, 0);
+            report_events(plugin, &comm, 0);
             number.fetch_add(1, Ordering::Relaxed);
         }
     });

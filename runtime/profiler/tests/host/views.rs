@@ -194,7 +194,7 @@ fn is_right(report: &serde_json::Value, fault: &Fault, view: &str) -> bool {
 }
 
 /// Waits until the condition is true; panics after two minutes. `awaited` names what is waited for.
-fn within(awaited: &str, mut condition: impl FnMut() -> bool) {
+fn wait_for(awaited: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
         assert!(Instant::now() < end, "{awaited} did not appear in time");
@@ -250,7 +250,7 @@ fn assert_shown(directory: &Path, fault: &Fault, job: &Job) {
 
     let directory_text = directory.to_str().expect("text");
     let common = ["--ring-dir", directory_text, "--overdue", "3s"];
-    within("rcomm-top's finding", || {
+    wait_for("rcomm-top's finding", || {
         let text = rcomm_top(&[&["--json"], &common[..]].concat());
         let start = text.find('{').expect("a report");
         let mut reports = serde_json::Deserializer::from_str(&text[start..]).into_iter();
@@ -274,7 +274,7 @@ fn assert_shown(directory: &Path, fault: &Fault, job: &Job) {
     };
     options.live.policy.overdue = OVERDUE;
     let page = rcomm_web::serve(options).expect("a port");
-    within("rcomm-web's finding", || {
+    wait_for("rcomm-web's finding", || {
         api_report(&page).is_some_and(|report| is_right(&report, fault, "rcomm-web"))
     });
 }

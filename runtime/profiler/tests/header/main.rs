@@ -26,7 +26,7 @@ const FACTS: usize = 24;
 fn descriptors_and_tables_have_the_sizes_of_nccl() {
     assert_eq!(size_of::<DescriptorV3>(), 120);
     assert_eq!(size_of::<DescriptorV4>(), 104);
-    // Version 6 has longer names for the same 112 bytes.
+    // Version 6 has further kinds of events, in as many bytes.
     assert_eq!(size_of::<DescriptorV5>(), 112);
     assert_eq!(size_of::<ProxyOpArgsV3>(), 16);
     assert_eq!(size_of::<Profiler<InitV3, DescriptorV3>>(), 48);
@@ -255,7 +255,12 @@ fn events_and_states_have_the_numbers_of_nccl() {
 #[test]
 fn events_of_known_shapes_allocate_nothing() {
     let output = Command::new(std::env::current_exe().expect("a file"))
-        .args(["--exact", "events_are_counted", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "allocations_are_counted",
+            "--ignored",
+            "--nocapture",
+        ])
         .env("RANK", "0")
         .env("WORLD_SIZE", "2")
         .env("RCOMM_RING_DIR", "memory")
@@ -271,7 +276,7 @@ fn events_of_known_shapes_allocate_nothing() {
 #[test]
 #[ignore = "another test runs it as a separate process"]
 #[allow(clippy::print_stdout, reason = "the other test reads it")]
-fn events_are_counted() {
+fn allocations_are_counted() {
     static MASK: AtomicI32 = AtomicI32::new(0);
     let table = &ncclProfiler_v6;
     let mut context = null_mut();

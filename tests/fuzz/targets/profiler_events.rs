@@ -17,7 +17,8 @@ const COMMUNICATORS: u64 = 4_000;
 
 /// Each version with its first communicators, whose numbers are below 100, and the number of the newest communicator.
 static STATE: LazyLock<Mutex<(Vec<(Plugin, Vec<Comm>)>, u64)>> = LazyLock::new(|| {
-    // The newest version comes first: the first communicator gives the process its rank, which version 3 does not state.
+    // The newest version comes first: the first communicator gives the process its rank, which version 3 does not
+    // state.
     let versions = [6, 5, 4, 3].map(|version| {
         let plugin = Plugin::open(version).expect("the plug-in has this version");
         let comm = |number| plugin.init(None, number, 0, 4).expect("a communicator");

@@ -56,7 +56,10 @@ fn wait_for_state(group: &ProcessGroup, is_wanted: impl Fn(&str) -> bool) {
         states.any(|(_, state)| is_wanted(state))
     };
     while !is_reached() {
-        assert!(start.elapsed() < Duration::from_secs(60), "no such state");
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "the library's state is not as expected within a minute"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -67,8 +67,8 @@ impl Wrong {
         Self::Killed,
         Self::Raises,
     ];
-    /// Faults after which ranks disagree. rcomm's own backend refuses such calls at once, so [`Job::draw`] gives none of
-    /// these to a job on it.
+    /// Faults after which ranks disagree. rcomm's own backend refuses such calls at once, so [`Job::draw`] gives none
+    /// of these to a job on it.
     pub(super) const OF_CALLS: &[Self] = &[
         Self::Catches,
         Self::OtherOperation,

@@ -1,8 +1,8 @@
 //! A hunt for false verdicts: jobs whose truth is known before they are judged.
 //!
 //! A seed gives a job: its ranks, groups, program, backend, recorder and clocks, its faults (at most two, except in
-//! [`Class::Odds`]), and the moment at which its records are taken. The job is run against a clock with the semantics of
-//! its backend, up to the time-outs and ends of the other processes. Its records are then judged, and the report is
+//! [`Class::Odds`]), and the moment at which its records are taken. The job is run against a clock with the semantics
+//! of its backend, up to the time-outs and ends of the other processes. Its records are then judged, and the report is
 //! compared with what happened.
 //!
 //! `generator` makes records of jobs that stand still after a fault, in the manner of every recorder; here jobs have a

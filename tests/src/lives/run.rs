@@ -38,9 +38,9 @@ const SETTLING_TIME: Duration = Duration::from_secs(4);
 /// A job that did not go as its row describes is repeated until it has run this often.
 const MAX_TRIES: u32 = 3;
 
-/// Runs the job of a row to its end, judges it from all sources, and returns the answers of each. `program` is a program
-/// that calls [`super::part_of_a_job`]. If an answer is wrong and `keep` is given, the job's files are copied to a new
-/// folder in it.
+/// Runs the job of a row to its end, judges it from all sources, and returns the answers of each. `program` is a
+/// program that calls [`super::part_of_a_job`]. If an answer is wrong and `keep` is given, the job's files are copied to
+/// a new folder in it.
 ///
 /// # Errors
 /// If the job cannot be started, or its files cannot be copied.

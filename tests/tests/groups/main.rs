@@ -1,5 +1,5 @@
-//! Tests groups and work beyond the operations themselves: splitting, many groups, time-outs, abort, shrinking, callbacks,
-//! objects.
+//! Tests groups and work beyond the operations themselves: splitting, many groups, time-outs, abort, shrinking,
+//! callbacks, objects.
 #![allow(clippy::unwrap_used)]
 
 mod blocks;

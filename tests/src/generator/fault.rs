@@ -335,7 +335,7 @@ fn try_at(
             })
         }
         Kind::Stalled | Kind::ShortRing | Kind::Dropped => fault(true),
-        Kind::Threads => order_fault::in_threads(programs, rank, random),
+        Kind::Threads => order_fault::swap_threads(programs, rank, random),
         Kind::Inverted => order_fault::invert(mesh, programs, rank, at),
         Kind::BufferedSends => order_fault::buffer_sends(programs, rank, at),
         // Injected above, by other modules.

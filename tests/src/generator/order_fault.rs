@@ -12,7 +12,7 @@ use super::{Kind, Random};
 use rcomm_recorder::model::{OpType, Rank};
 
 /// Makes all ranks issue two equal operations in each step, from two lines. The rank at fault swaps them in one step.
-pub(super) fn in_threads(
+pub(super) fn swap_threads(
     programs: &mut [Program],
     rank: Rank,
     random: &mut Random,

@@ -139,8 +139,8 @@ fn second_step(dump: &Dump) -> Option<Range<usize>> {
 /// Returns by how much a step raises a group's counters of collectives, messages and operations.
 fn growth(dump: &Dump, group: usize, step: &Range<usize>) -> [u64; 3] {
     let newest = |entries: &[Entry]| {
-        let of_group = entries.iter().filter(|entry| entry.group as usize == group);
-        of_group.fold([0; 3], |newest: [u64; 3], entry| {
+        let group_entries = entries.iter().filter(|entry| entry.group as usize == group);
+        group_entries.fold([0; 3], |newest: [u64; 3], entry| {
             let [collectives, messages, operations] = newest;
             [
                 collectives.max(entry.collective_seq_id),

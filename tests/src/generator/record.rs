@@ -517,12 +517,12 @@ impl<'a> Writer<'a> {
         for (&group, counts) in &self.seq {
             let local = self.local[&group] as usize;
             let newest = |wanted: &dyn Fn(&Entry) -> bool| {
-                let of_group = self
+                let group_entries = self
                     .dump
                     .entries
                     .iter()
                     .filter(|entry| entry.group as usize == local);
-                let found = of_group.filter(|entry| wanted(entry) && !entry.is_p2p);
+                let found = group_entries.filter(|entry| wanted(entry) && !entry.is_p2p);
                 found
                     .map(|entry| entry.collective_seq_id as i64)
                     .max()

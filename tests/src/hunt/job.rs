@@ -60,7 +60,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// Faults that every backend can have. One that is listed twice is drawn twice as often.
-    pub(super) const OF_LIFE: &[Self] = &[
+    pub(super) const COMMON: &[Self] = &[
         Self::Hangs,
         Self::Hangs,
         Self::Stopped,
@@ -69,7 +69,7 @@ impl Wrong {
     ];
     /// Faults after which ranks disagree. rcomm's own backend refuses such calls at once, so [`Job::draw`] gives none
     /// of these to a job on it.
-    pub(super) const OF_CALLS: &[Self] = &[
+    pub(super) const DISAGREEMENTS: &[Self] = &[
         Self::Catches,
         Self::OtherOperation,
         Self::OtherSize,
@@ -196,7 +196,7 @@ impl Job {
             25..=29 => {
                 faults.push(Self::fault(random, backend, world));
                 let second = Fault {
-                    wrong: *random.pick(Wrong::OF_LIFE),
+                    wrong: *random.pick(Wrong::COMMON),
                     ..Self::fault(random, backend, world)
                 };
                 faults.extend(Some(second).filter(|second| second.rank != faults[0].rank));
@@ -237,10 +237,10 @@ impl Job {
     /// Draws a fault that a job on this backend can have.
     pub(super) fn fault(random: &mut Random, backend: Backend, world: u32) -> Fault {
         let wrong = match backend {
-            Backend::Cpu => *random.pick(Wrong::OF_LIFE),
-            _ if random.chance(0.5) => *random.pick(Wrong::OF_CALLS),
+            Backend::Cpu => *random.pick(Wrong::COMMON),
+            _ if random.chance(0.5) => *random.pick(Wrong::DISAGREEMENTS),
             Backend::Nccl if random.chance(0.1) => Wrong::DeviceHangs,
-            _ => *random.pick(Wrong::OF_LIFE),
+            _ => *random.pick(Wrong::COMMON),
         };
         Fault {
             wrong,

@@ -114,8 +114,8 @@ impl<'a> Writer<'a> {
             for (index, local) in local.iter().enumerate() {
                 let Some(local) = *local else { continue };
                 let newest = |wanted: &dyn Fn(&Entry) -> bool| {
-                    let of_group = dump.entries.iter().filter(|entry| entry.group == local);
-                    let wanted = of_group.filter(|entry| !entry.is_p2p && wanted(entry));
+                    let group_entries = dump.entries.iter().filter(|entry| entry.group == local);
+                    let wanted = group_entries.filter(|entry| !entry.is_p2p && wanted(entry));
                     wanted
                         .map(|entry| entry.collective_seq_id as i64)
                         .max()

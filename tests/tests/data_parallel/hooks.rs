@@ -226,8 +226,10 @@ fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
             for nth in 0..5 {
                 let count_over_all = |world: &World| {
                     let dump = world.snapshot();
-                    let of_all = dump.entries.iter().filter(|entry| entry.group == 0);
-                    of_all.filter(|it| it.op == OpType::AllReduce).count()
+                    let world_entries = dump.entries.iter().filter(|entry| entry.group == 0);
+                    world_entries
+                        .filter(|it| it.op == OpType::AllReduce)
+                        .count()
                 };
                 let before = count_over_all(&world);
                 let got = step(&mut reducer, rank, nth);

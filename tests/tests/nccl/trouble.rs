@@ -237,12 +237,12 @@ impl LastRankFault {
         let dumps = job.dumps();
         let (mut records, mut dumped) = (Vec::new(), 0);
         for rank in 0..ranks {
-            let of_rank = dumps
+            let rank_dump = dumps
                 .iter()
                 .find(|(_, dump)| dump.identity.rank == Some(rank));
-            dumped += usize::from(of_rank.is_some());
+            dumped += usize::from(rank_dump.is_some());
             let record =
-                of_rank.map_or_else(|| job.ring(rank).snapshot(), |(_, dump)| dump.clone());
+                rank_dump.map_or_else(|| job.ring(rank).snapshot(), |(_, dump)| dump.clone());
             let entry = record
                 .entries
                 .iter()

@@ -31,7 +31,7 @@ pub(crate) const HEALTHY: &[Class] = &[
 /// Classes of jobs in which one rank is late.
 pub(crate) const SLOW: &[Class] = &[
     ("slow data loading", |seed, interval_us| {
-        let mut spec = of_any_layout(seed, interval_us);
+        let mut spec = spec_of_any_layout(seed, interval_us);
         // The delay must exceed the error of clock offsets. They are estimated from completions, to within two polling
         // intervals: 200 ms at most.
         let ms = Random::new(seed).between(250, 400);
@@ -40,7 +40,7 @@ pub(crate) const SLOW: &[Class] = &[
         spec
     }),
     ("slow data loading, durations", |seed, interval_us| {
-        let mut spec = of_any_layout(seed, interval_us);
+        let mut spec = spec_of_any_layout(seed, interval_us);
         spec.timing = true;
         let ms = Random::new(seed).between(30, 100);
         spec.slow = Slow::Loading(rank_of_first_stage(&spec), ms);
@@ -49,13 +49,13 @@ pub(crate) const SLOW: &[Class] = &[
         spec
     }),
     ("slow issue, durations", |seed, interval_us| {
-        let mut spec = of_any_layout(seed, interval_us);
+        let mut spec = spec_of_any_layout(seed, interval_us);
         spec.timing = true;
         spec.slow = Slow::Issuing(some_rank(&spec), Random::new(seed).between(12, 30));
         spec
     }),
     ("slow device, durations", |seed, interval_us| {
-        let mut spec = of_any_layout(seed, interval_us);
+        let mut spec = spec_of_any_layout(seed, interval_us);
         spec.timing = true;
         spec.slow = Slow::Device(some_rank(&spec), Random::new(seed).between(13, 40));
         spec
@@ -72,14 +72,14 @@ pub(crate) const NO_SINGLE_RANK: &[Class] = &[
         spec
     }),
     ("late by turns", |seed, interval_us| {
-        let mut spec = of_any_layout(seed, interval_us);
+        let mut spec = spec_of_any_layout(seed, interval_us);
         spec.slow = Slow::ByTurns(60);
         spec
     }),
 ];
 
 /// The parameters of a job whose layout follows from the seed.
-fn of_any_layout(seed: u64, interval_us: u64) -> PacedSpec {
+fn spec_of_any_layout(seed: u64, interval_us: u64) -> PacedSpec {
     const LAYOUTS: &[Layout] = &[
         Layout::Replicas,
         Layout::Sharded,

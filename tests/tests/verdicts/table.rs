@@ -173,7 +173,7 @@ impl Row {
 
 /// The result of a job that hangs, whose records may be damaged. Errors with a confidence of at most `unsure` may
 /// accuse any rank.
-fn of_hang(job: &Job, unsure: f64) -> Judged {
+fn judge_hang(job: &Job, unsure: f64) -> Judged {
     let report = judge(job);
     let guilty = job.culprits();
     // If the records do not decide who is at fault, an error with a confidence of at most one half does not count as an
@@ -208,7 +208,7 @@ fn confidence(report: &Report, is_answer: fn(&Finding) -> bool) -> Option<f64> {
 
 /// The result of a job with a fault that is reported by a warning or does not stop the job; `None` if this seed gives
 /// none.
-fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
+fn judge_warning(seed: u64, kind: Kind) -> Option<Judged> {
     let job = warnings::spec(seed, kind).make();
     if job.faults.is_empty() {
         return None;
@@ -235,7 +235,7 @@ fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
 }
 
 /// The result of a job without faults.
-fn of_healthy(job: &Job, policy: &Policy) -> Judged {
+fn judge_healthy(job: &Job, policy: &Policy) -> Judged {
     let report = job.judge(policy);
     let fits = match report.verdict {
         Verdict::Healthy => true,
@@ -254,7 +254,7 @@ fn of_healthy(job: &Job, policy: &Policy) -> Judged {
 }
 
 /// The result of a job that is judged for lateness.
-fn of_paced(
+fn judge_paced(
     seed: u64,
     (_, make): &lateness::Class,
     interval_us: u64,
@@ -284,7 +284,7 @@ fn is_silent(_: &PacedJob, report: &Report) -> bool {
 fn hangs() -> Vec<Class> {
     let class_of = |kind: Kind, salt: u64| {
         Class::new(format!("{kind:?}"), move |seed| {
-            Some(of_hang(&hanging(seed, salt, 32, vec![kind])?, 0.0))
+            Some(judge_hang(&hanging(seed, salt, 32, vec![kind])?, 0.0))
         })
     };
     let not_of_messages = Kind::HANGS
@@ -296,7 +296,7 @@ fn hangs() -> Vec<Class> {
     for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
         for (rings, name) in [(Rings::Long, ""), (Rings::Short, ", short rings")] {
             let class = Class::new(format!("{kind:?}{name}"), move |seed| {
-                Some(of_hang(&classes::job(seed, kind, rings)?, 0.5))
+                Some(judge_hang(&classes::job(seed, kind, rings)?, 0.5))
             });
             classes.push(match rings {
                 Rings::Long => class,
@@ -308,11 +308,11 @@ fn hangs() -> Vec<Class> {
         let mut random = Random::new(seed);
         let count = random.between(2, 3);
         let kinds = (0..count).map(|_| *random.pick(Kind::HANGS)).collect();
-        Some(of_hang(&hanging(seed, 1, 32, kinds)?, 0.0))
+        Some(judge_hang(&hanging(seed, 1, 32, kinds)?, 0.0))
     }));
     classes.push(Class::new("two recorders", |seed| {
         let job = with_two_recorders(seed, vec![kind_of_hang(seed)]);
-        (!job.faults.is_empty() && !job.blocked.is_empty()).then(|| of_hang(&job, 0.0))
+        (!job.faults.is_empty() && !job.blocked.is_empty()).then(|| judge_hang(&job, 0.0))
     }));
     for (name, damage) in [
         ("a record is missing", Damage::Missing),
@@ -323,7 +323,7 @@ fn hangs() -> Vec<Class> {
         let class = Class::new(name, move |seed| {
             let mut job = hanging(seed, 32, 32, vec![kind_of_hang(seed)])?;
             let was_damaged = job.apply(damage, &mut Random::new(seed));
-            was_damaged.then(|| of_hang(&job, 0.5))
+            was_damaged.then(|| judge_hang(&job, 0.5))
         });
         classes.push(class.or_open());
     }
@@ -334,13 +334,13 @@ fn hangs() -> Vec<Class> {
 fn others() -> Vec<Class> {
     let mut classes: Vec<Class> = Kind::WARNINGS
         .iter()
-        .map(|&kind| Class::new(format!("{kind:?}"), move |seed| of_warning(seed, kind)))
+        .map(|&kind| Class::new(format!("{kind:?}"), move |seed| judge_warning(seed, kind)))
         .collect();
     for &interval_us in POLL_INTERVALS_US {
         let paced = |class: &'static lateness::Class, right| {
             let name = format!("{}, {} ms", class.0, interval_us as f64 / 1e3);
             Class::new(name, move |seed| {
-                Some(of_paced(seed, class, interval_us, right))
+                Some(judge_paced(seed, class, interval_us, right))
             })
         };
         let names: fn(&PacedJob, &Report) -> bool = lateness::names_the_culprits;
@@ -350,13 +350,13 @@ fn others() -> Vec<Class> {
         classes.extend(HEALTHY.iter().map(|class| paced(class, is_silent)));
     }
     classes.push(Class::new("healthy", |seed| {
-        Some(of_healthy(
+        Some(judge_healthy(
             &Spec::random(seed, 64).make(),
             &Policy::default(),
         ))
     }));
     classes.push(Class::new("healthy, two recorders", |seed| {
-        Some(of_healthy(
+        Some(judge_healthy(
             &with_two_recorders(seed, Vec::new()),
             &Policy::default(),
         ))
@@ -368,7 +368,7 @@ fn others() -> Vec<Class> {
             snapshot: true,
             ..Policy::default()
         };
-        Some(of_healthy(&spec.make(), &policy))
+        Some(judge_healthy(&spec.make(), &policy))
     }));
     classes
 }

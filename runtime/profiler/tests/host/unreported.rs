@@ -118,8 +118,8 @@ pub(crate) fn plans(plugin: &Plugin) {
         let [ring] = &job_rings()[..] else {
             panic!("not exactly one ring");
         };
-        let of_comm = ring.entries.iter().filter(|it| it.group == 0);
-        of_comm.map(|it| it.state).collect::<Vec<_>>()
+        let comm_entries = ring.entries.iter().filter(|it| it.group == 0);
+        comm_entries.map(|it| it.state).collect::<Vec<_>>()
     };
     let tasks = in_plan(2);
     let kernels = [0, 1].map(|at| plugin.kernel(&comm, tasks[at], at as u8, 1));

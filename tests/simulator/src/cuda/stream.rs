@@ -114,8 +114,8 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
 /// destroyed, whose work still runs to its end.
 pub(crate) fn synchronize(device: c_int) {
     let streams: Vec<Arc<Stream>> = lock(&CREATED).iter().filter_map(Weak::upgrade).collect();
-    let of_device = streams.iter().filter(|stream| stream.device == device);
-    of_device.for_each(|stream| stream.synchronize());
+    let device_streams = streams.iter().filter(|stream| stream.device == device);
+    device_streams.for_each(|stream| stream.synchronize());
     stream_of(std::ptr::null_mut()).synchronize();
 }
 

@@ -185,7 +185,7 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
     let (before, size) = (launched(), group.size() as usize);
     let ones = gpu.buffer(&[1f32; 1 << 10])?;
     let large = gpu.buffer(&[1f32; 1 << 16])?;
-    let of_all_ranks = gpu.buffer(&vec![1f32; size << 10])?;
+    let parts_of_all_ranks = gpu.buffer(&vec![1f32; size << 10])?;
     let reduction = || Reduction::from(ReduceOp::Sum);
     let collectives = [
         all_reduce(&ones)?,
@@ -201,10 +201,10 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
         },
         Op::AllGatherSingle {
             input: ones.buffer()?,
-            output: of_all_ranks.buffer()?,
+            output: parts_of_all_ranks.buffer()?,
         },
         Op::ReduceScatterSingle {
-            input: of_all_ranks.buffer()?,
+            input: parts_of_all_ranks.buffer()?,
             output: ones.buffer()?,
             op: reduction(),
         },
@@ -232,7 +232,7 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
             tag: 0,
         },
         Op::AllToAllSingle {
-            input: of_all_ranks.buffer()?,
+            input: parts_of_all_ranks.buffer()?,
             output: exchanged.buffer()?,
         },
         Op::Coalesced(vec![all_reduce(&ones)?, all_reduce(&large)?]),
@@ -343,8 +343,8 @@ pub(super) fn split_off(world: &World) -> Result<()> {
 /// Prints the keys that communicators and windows have left in the store.
 pub(super) fn print_keys(world: &World) -> Result<()> {
     let keys = world.store().list_keys()?;
-    let of_nccl = keys.iter().filter(|key| key.contains("/nccl/"));
-    of_nccl.for_each(|key| eprintln!("key: {key}"));
+    let nccl_keys = keys.iter().filter(|key| key.contains("/nccl/"));
+    nccl_keys.for_each(|key| eprintln!("key: {key}"));
     eprintln!("end of keys");
     Ok(())
 }

@@ -12,16 +12,26 @@ pub(super) fn host_cost(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = world.group().backend(DeviceKind::Cuda);
     let backend = backend.expect("the CUDA backend is configured");
     let numbers = gpu.buffer(&[1i64; 100])?;
-    let of_program = || numbers.buffer();
-    let of_group = || backend.allocate(DType::I64, 100);
+    let program_buffer = || numbers.buffer();
+    let group_buffer = || backend.allocate(DType::I64, 100);
     let idle = || Ok(None);
-    print_cost(world, "an idle stream of the program", &of_program, &idle)?;
+    print_cost(
+        world,
+        "an idle stream of the program",
+        &program_buffer,
+        &idle,
+    )?;
     let busy = || Gate::shut(world, gpu).map(Some);
-    print_cost(world, "a busy stream of the program", &of_program, &busy)?;
-    print_cost(world, "the group's stream", &of_group, &idle)?;
+    print_cost(
+        world,
+        "a busy stream of the program",
+        &program_buffer,
+        &busy,
+    )?;
+    print_cost(world, "the group's stream", &group_buffer, &idle)?;
     // This thread has the device's context; other threads of a program may have none.
     std::thread::scope(|scope| {
-        let print = || print_cost(world, "a thread without context", &of_program, &idle);
+        let print = || print_cost(world, "a thread without context", &program_buffer, &idle);
         let thread = scope.spawn(print);
         thread.join().expect("the thread does not panic")
     })

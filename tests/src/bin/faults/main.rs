@@ -211,7 +211,7 @@ fn print_row(row: &Row, took: Duration) {
 fn try_row(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
         Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls | Fault::ReadOnlyRings => {
-            in_mount_namespace(scenario, slack)
+            run_in_mount_namespace(scenario, slack)
         }
         _ => run(scenario, slack),
     };
@@ -231,7 +231,8 @@ fn skip(scenario: &Scenario, reason: impl std::fmt::Display) -> Row {
     }
 }
 
-fn in_mount_namespace(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
+/// Runs the scenario in a mount namespace of its own. Returns a skipped row if this host allows none.
+fn run_in_mount_namespace(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     let probe = Command::new("unshare").args(["-m", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
         let reason =
@@ -250,6 +251,7 @@ fn in_mount_namespace(scenario: &Scenario, slack: Duration) -> anyhow::Result<Ro
     serde_json::from_slice(&done.stdout).with_context(|| format!("the row ended early: {error}"))
 }
 
+/// Runs the scenario of this name, and prints its row as JSON for [`run_in_mount_namespace`].
 fn inside(name: &str, slack: Duration) -> anyhow::Result<()> {
     let scenario = SCENARIOS
         .iter()

@@ -119,8 +119,12 @@ pub(in crate::hunt) fn read(name: &str, text: &str) -> Option<rcomm_analyzer::lo
 /// The time of day, as `14:13:20`, and the microseconds.
 fn clock(at: i64) -> (String, i64) {
     let micros = (START_NS + at) / 1000;
-    let of_day = micros / 1_000_000 % 86_400;
-    let (hours, minutes, seconds) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    let second_of_day = micros / 1_000_000 % 86_400;
+    let (hours, minutes, seconds) = (
+        second_of_day / 3600,
+        second_of_day / 60 % 60,
+        second_of_day % 60,
+    );
     (
         format!("{hours:02}:{minutes:02}:{seconds:02}"),
         micros % 1_000_000,
@@ -213,9 +217,9 @@ impl RankLines<'_> {
         };
         let mut has_timed_out = false;
         for group in 0..job.groups.len() {
-            let of_group = life.operations.iter();
-            let mut of_group = of_group.filter(|operation| operation.call.group == group);
-            let late = of_group.find_map(|operation| Some((operation, due(operation)?)));
+            let operations = life.operations.iter();
+            let mut group_operations = operations.filter(|operation| operation.call.group == group);
+            let late = group_operations.find_map(|operation| Some((operation, due(operation)?)));
             let Some((operation, due)) = late else {
                 continue;
             };
@@ -267,11 +271,11 @@ impl RankLines<'_> {
 
     /// The numbers of the newest collectives of a group that the rank had issued, and that had completed; -1 for none.
     fn progress(&self, group: usize, at: i64) -> (i64, i64) {
-        let of_group = self.life.operations.iter().filter(|operation| {
+        let collectives = self.life.operations.iter().filter(|operation| {
             operation.call.group == group && operation.call.peer.is_none() && operation.issued <= at
         });
         let newest = |is_done: bool| {
-            let numbers = of_group
+            let numbers = collectives
                 .clone()
                 .filter(|operation| !is_done || operation.ended.is_some_and(|ended| ended <= at));
             let numbers = numbers.map(|operation| operation.number as i64);

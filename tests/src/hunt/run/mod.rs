@@ -532,7 +532,7 @@ impl Run<'_> {
                 self.at(end.max(at), Event::Host(rank));
             }
             if has_device {
-                self.at_device(rank, end.max(at));
+                self.wake_device(rank, end.max(at));
             }
         }
         self.plan((key.0, key.1, key.2 + 1));
@@ -540,7 +540,7 @@ impl Run<'_> {
     }
 
     /// Wakes a device that may wait for an operation.
-    fn at_device(&mut self, rank: Rank, at: i64) {
+    fn wake_device(&mut self, rank: Rank, at: i64) {
         let runner = &self.runners[rank as usize];
         if !runner.is_busy && matches!(runner.tasks.front(), Some(Task::Await(_))) {
             self.at(at, Event::Device(rank));

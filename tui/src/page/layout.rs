@@ -4,7 +4,7 @@ use super::selection::{Selection, first_shown};
 use super::table::{Headings, Table};
 use super::theme::Tone;
 use super::width::text_width;
-use super::{Body, Line, Page, Pane, Timeline, styled};
+use super::{Body, Grid, Line, Page, Pane, Timeline, styled};
 use ratatui::layout::Rect;
 
 /// Rectangles of one screen.
@@ -302,14 +302,25 @@ pub(crate) fn below_title(pane: &Pane, area: Rect) -> Rect {
     Rect::new(area.x, area.y + title, area.width, area.height - title)
 }
 
-/// The index of the pane, and of its row, at column `x` and row `y` of a terminal of this size; `None` if there is no
-/// row. `selection` determines how far the focused pane is scrolled.
+/// What is at one place of the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// The index of the pane.
+    pub pane: usize,
+    /// The index of its row.
+    pub row: usize,
+    /// The index of the column, if a cell of a grid is there.
+    pub column: Option<usize>,
+}
+
+/// What is at column `x` and row `y` of a terminal of this size; `None` if no row of a pane is there. `selection`
+/// determines how far the focused pane is scrolled.
 pub fn hit(
     page: &Page,
     selection: Selection,
     (width, height): (u16, u16),
     (x, y): (u16, u16),
-) -> Option<(usize, usize)> {
+) -> Option<Hit> {
     let layout = of(page, Rect::new(0, 0, width, height));
     let index = layout
         .panes
@@ -319,23 +330,48 @@ pub fn hit(
     let body = below_title(pane, layout.panes[index]);
     let mut row = usize::from(y.checked_sub(body.y)?);
     let mut shown_rows = usize::from(body.height);
-    if let Body::Table(table) = &pane.body {
-        row = row.checked_sub(headings(table))?;
-        shown_rows = shown_rows.saturating_sub(headings(table));
-    }
-    if let Body::Timeline(timeline) = &pane.body {
-        let lane_rows = usize::from(rows_of_lane(timeline, body.height.saturating_sub(1)));
-        row /= lane_rows;
-        shown_rows = shown_rows.saturating_sub(1) / lane_rows;
-    }
-    let selected = if selection.pane == index {
-        selection.row
-    } else {
-        0
+    let (selected, selected_column) = match selection.pane == index {
+        true => (selection.row, selection.column),
+        false => (0, 0),
     };
+    let mut column = None;
+    match &pane.body {
+        Body::Table(table) => {
+            row = row.checked_sub(headings(table))?;
+            shown_rows = shown_rows.saturating_sub(headings(table));
+        }
+        Body::Grid(grid) => {
+            // The headings of the columns are above the rows, and the legend is below them.
+            row = row.checked_sub(1)?;
+            shown_rows = shown_rows.checked_sub(grid.rows_around())?;
+            if row >= shown_rows {
+                return None;
+            }
+            column = column_at(grid, body, selected_column, x);
+        }
+        Body::Timeline(timeline) => {
+            let lane_rows = usize::from(rows_of_lane(timeline, body.height.saturating_sub(1)));
+            row /= lane_rows;
+            shown_rows = shown_rows.saturating_sub(1) / lane_rows;
+        }
+        Body::Strip(_) | Body::Text(_) => {}
+    }
     let rows = page.rows(index);
     let row = row + first_shown(selected, rows, shown_rows);
-    (row < rows).then_some((index, row))
+    (row < rows).then_some(Hit {
+        pane: index,
+        row,
+        column,
+    })
+}
+
+/// The index of the column of a grid in `body` that is drawn at column `x` of the terminal; `None` if none is.
+fn column_at(grid: &Grid, body: Rect, selected: usize, x: u16) -> Option<usize> {
+    let room = usize::from(body.width.checked_sub(Grid::LABEL_WIDTH)?);
+    let (shown, width) = grid.shown_columns(room, selected);
+    let from_first = usize::from(x.checked_sub(body.x)?.checked_sub(Grid::LABEL_WIDTH)?);
+    let column = shown.start + from_first / width;
+    shown.contains(&column).then_some(column)
 }
 
 #[cfg(test)]

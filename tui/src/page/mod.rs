@@ -7,9 +7,11 @@ pub mod table;
 pub mod theme;
 pub(crate) mod width;
 
+use self::selection::first_shown;
 use self::table::Table;
 use self::theme::Tone;
 use rcomm_recorder::model::Rank;
+use std::ops::Range;
 
 /// A piece of text with one meaning.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,6 +100,19 @@ impl Grid {
     /// The number of lines that the grid takes besides its rows: the headings of the columns, and the legend.
     pub(crate) fn rows_around(&self) -> usize {
         1 + usize::from(!self.legend.is_empty())
+    }
+
+    /// The columns that are drawn, among them the selected one, and the width of each in characters: that of the widest
+    /// name if all names fit into `room` characters, else 1.
+    pub(crate) fn shown_columns(&self, room: usize, selected: usize) -> (Range<usize>, usize) {
+        let widest = self.columns.iter().map(String::len).max().unwrap_or(1) + 1;
+        let width = match self.columns.len() * widest <= room {
+            true => widest,
+            false => 1,
+        };
+        let fitting = (room / width).max(1);
+        let first = first_shown(selected, self.columns.len(), fitting);
+        (first..(first + fitting).min(self.columns.len()), width)
     }
 }
 

@@ -16,7 +16,7 @@ pub mod screens;
 pub mod trends;
 
 use crate::keys::Keymap;
-use crate::page::layout;
+use crate::page::layout::{self, Hit};
 use crate::page::selection::Selection;
 use crate::page::table::{Sort, Table};
 use crate::page::theme::{Theme, Tone};
@@ -314,22 +314,24 @@ impl State {
         self.index.names().name(group)
     }
 
-    /// The index of the pane and that of its row at this column and row of the terminal; `None` if there is no row.
-    pub fn hit(&self, column: u16, row: u16) -> Option<(usize, usize)> {
+    /// What is at this column and row of the terminal; `None` if no row of a pane is there.
+    pub fn hit(&self, column: u16, row: u16) -> Option<Hit> {
         layout::hit(&self.page, self.selection(), self.size, (column, row))
     }
 
-    /// Selects the clicked row; opens it if it was selected already.
+    /// Selects the clicked row, in a grid the clicked cell; opens it if it was selected already.
     fn click(&mut self, column: u16, row: u16) -> Option<Command> {
-        let (pane, row) = self.hit(column, row)?;
+        let Hit { pane, row, column } = self.hit(column, row)?;
         let selection = self.selection();
-        if (selection.pane, selection.row) == (pane, row) {
+        let column = column.unwrap_or(selection.column);
+        if (selection.pane, selection.row, selection.column) == (pane, row, column) {
             return self.dispatch(crate::keys::Action::Enter);
         }
         if selection.pane != pane {
             self.focus(pane);
         }
-        self.selection_mut().row = row;
+        let selection = self.selection_mut();
+        (selection.row, selection.column) = (row, column);
         self.rebuild();
         None
     }

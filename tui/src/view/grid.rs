@@ -20,19 +20,10 @@ pub(super) fn draw(
     }
     let dim = theme.style(Tone::Dim);
     let room = usize::from(area.width - Grid::LABEL_WIDTH);
-    let widest = grid.columns.iter().map(String::len).max().unwrap_or(1) + 1;
-    // Show the names of the columns if all fit; else each column is one character wide.
-    let column_width = if grid.columns.len() * widest <= room {
-        widest
-    } else {
-        1
-    };
-    let fitting = (room / column_width).max(1);
     let (row, column) = selected.unwrap_or((0, 0));
-    let left = first_shown(column, grid.columns.len(), fitting);
+    let (shown, column_width) = grid.shown_columns(room, column);
     let body = usize::from(area.height) - rows_around;
     let top = first_shown(row, grid.rows.len(), body);
-    let shown = left..(left + fitting).min(grid.columns.len());
     if column_width > 1 {
         for (index, name) in grid.columns[shown.clone()].iter().enumerate() {
             let x = area.x + Grid::LABEL_WIDTH + u16::try_from(index * column_width).unwrap_or(0);
@@ -64,7 +55,7 @@ pub(super) fn draw(
             };
             let x = area.x
                 + Grid::LABEL_WIDTH
-                + u16::try_from((column - left) * column_width).unwrap_or(0);
+                + u16::try_from((column - shown.start) * column_width).unwrap_or(0);
             let mut style = theme.style(dot.tone);
             if selected == Some((index, column)) {
                 style = style.patch(theme.selected());

@@ -3,6 +3,9 @@
 use super::common::{press, recorded, showing};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::{RankView, Snapshot};
+use rcomm_top::state::event::Event;
+use rcomm_top::state::screen::Screen;
+use rcomm_top::state::update;
 use rcomm_top::view::text;
 
 /// The line with the pattern of ranks with a high arrival lag, after `change` to each rank.
@@ -18,6 +21,47 @@ fn pattern(change: impl Fn(&mut RankView)) -> String {
     line.unwrap_or_else(|| panic!("no pattern:\n{screen}"))
         .trim_end()
         .to_owned()
+}
+
+#[test]
+fn a_click_selects_a_cell_of_the_heat_map_and_another_opens_its_rank() {
+    let snapshot = recorded(Situation::StuckRank);
+    let ranks = snapshot.ranks.clone();
+    let mut state = showing(snapshot, (120, 40));
+    press(&mut state, "3");
+    let screen = text::of(&state);
+    let label = |host: &str| {
+        let mut lines = screen.lines();
+        let row = lines.position(|line| line.trim_start().starts_with(&format!("{host} ")));
+        u16::try_from(row.unwrap_or_else(|| panic!("no row of {host}:\n{screen}")))
+            .expect("the screen has few rows")
+    };
+    // The headings of the columns are no row.
+    assert_eq!(state.hit(9, label("n000") - 1), None);
+    for (host, column) in [("n001", 0), ("n002", 3)] {
+        let row = label(host);
+        let cells = (0..120).filter_map(|x| Some((x, state.hit(x, row)?.column?)));
+        let (x, _) = cells
+            .into_iter()
+            .find(|&(_, at)| at == column)
+            .expect("the cell is on the screen");
+        update(&mut state, Event::Click(x, row));
+        assert!(
+            matches!(state.screen(), Screen::Ranks),
+            "{:?}",
+            state.screen()
+        );
+        update(&mut state, Event::Click(x, row));
+        let Screen::Rank(rank) = *state.screen() else {
+            panic!("{:?}", state.screen());
+        };
+        let view = ranks
+            .iter()
+            .find(|view| view.rank == rank)
+            .expect("the rank is known");
+        assert_eq!((&*view.host, view.local_rank), (host, column as u32));
+        press(&mut state, "<esc>");
+    }
 }
 
 #[test]

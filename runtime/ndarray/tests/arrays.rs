@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use ndarray::{Array1, Array2, Array3, Array4, Axis, array, s};
-use rcomm::{DType, ErrorKind, Op, ReduceOp, World, f16};
+use rcomm::{Buffer, DType, ErrorKind, Op, ReduceOp, World, f16};
 use rcomm_ndarray::{ArrayGroup, array_of, buffer_of, read, write};
 use rcomm_tests::world::{Carrier, on_threads};
 
@@ -149,6 +149,16 @@ fn arrays_become_buffers_and_buffers_become_arrays() {
             })
         });
         gathered.unwrap();
+        // The caller keeps the operation, with the result in its buffer.
+        let mut op = Op::AllReduce {
+            buffer: Buffer::from_vec(vec![3i32; 2]),
+            op: ReduceOp::Sum.into(),
+        };
+        group.execute_in_place(&mut op).unwrap();
+        let Op::AllReduce { buffer, .. } = op else {
+            panic!("another operation was left");
+        };
+        assert_eq!(buffer.into_vec::<i32>().unwrap(), [6, 6]);
         let flat: Vec<f32> = turned.iter().chain(turned.iter()).copied().collect();
         assert_eq!(out.iter().copied().collect::<Vec<_>>(), flat);
         world.shutdown().unwrap();

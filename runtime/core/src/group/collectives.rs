@@ -16,6 +16,7 @@ use crate::op::buffer::Buffer;
 use crate::op::element::Element;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::{Op, Reduction};
+use std::panic::Location;
 
 /// Vectors, one for each rank or for each of several tensors.
 pub type Vecs<T> = Vec<Vec<T>>;
@@ -309,6 +310,13 @@ impl ProcessGroup {
     #[track_caller]
     pub fn execute(&self, op: Op<'_>) -> Result<Done> {
         self.run(op)
+    }
+
+    /// Works like [`execute`](Self::execute), and leaves the buffers to the caller: for memory whose owner must not be
+    /// dropped everywhere.
+    #[track_caller]
+    pub fn execute_in_place(&self, op: &mut Op<'_>) -> Result<Done> {
+        self.group.run(op, self.options(), Location::caller())
     }
 
     /// Starts any operation; the [`Work`] returns it with its buffers.

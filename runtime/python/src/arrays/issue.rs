@@ -142,12 +142,13 @@ impl ArrayGroup {
         &self,
         py: Python<'_>,
         options: &CallOptions,
-        op: Op<'static>,
+        mut op: Op<'static>,
         returns: ReturnValue,
     ) -> PyResult<Py<PyAny>> {
         let handle = self.handle(py, options.timeout)?;
         if options.wait {
-            let done = py.detach(|| handle.execute(op));
+            // The arrays are let go under the interpreter's lock: elsewhere PyO3 keeps a list of them.
+            let done = py.detach(|| handle.execute_in_place(&mut op));
             let done = done.map_err(|error| self.shared.exception_for(py, &error))?;
             return returns.value(py, &done);
         }

@@ -93,7 +93,7 @@ impl Group {
         py: Python<'_>,
         options: &Options,
         tensors: Tensors<'_, '_>,
-        op: Op<'static>,
+        mut op: Op<'static>,
         results: Py<PyAny>,
     ) -> PyResult<Work> {
         let handle = self.handle(py, options)?;
@@ -124,7 +124,8 @@ impl Group {
             let work = work.map_err(|error| exception_for(py, &error, Some(timeout)))?;
             return Ok(Work::under_way(work, results, timeout, callbacks));
         }
-        let done = py.detach(|| handle.execute(op));
+        // The tensors are let go under the interpreter's lock: elsewhere PyO3 keeps a list of them.
+        let done = py.detach(|| handle.execute_in_place(&mut op));
         let done = done.map_err(|error| exception_for(py, &error, Some(timeout)))?;
         for copy in std::mem::take(&mut results.copies) {
             copy.make(py)?;

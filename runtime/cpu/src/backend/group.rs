@@ -45,8 +45,9 @@ pub(crate) struct CpuGroup {
     pub(crate) close_guard: Option<Arc<CloseGuard>>,
     pub(crate) p2p: P2p,
     pub(crate) sockets: Sockets,
-    /// Whether all members share memory, and collectives use it.
-    pub(crate) is_in_memory: bool,
+    /// Whether the members decide together how a collective ends: all share memory, and collectives use it, or there is
+    /// only one member.
+    pub(crate) ends_together: bool,
     pub(crate) punctuality: Punctuality,
     /// The thread that publishes this rank's reason for giving up, and then releases the peers.
     pub(crate) notice: Mutex<Option<JoinHandle<()>>>,
@@ -222,8 +223,8 @@ impl CpuGroup {
             .and_then(|()| self.end_collective(&call, began));
         let was_given_up = self.sequencer.pass();
         result?;
-        // This rank's note says that this turn has not ended. Ranks that share memory have decided its end together.
-        if was_given_up && !self.is_in_memory {
+        // This rank's note says that this turn has not ended, unless its members have decided its end together.
+        if was_given_up && !self.ends_together {
             self.refuse_if_stopped()?;
         }
         Ok(Done::default())

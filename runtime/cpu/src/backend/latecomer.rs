@@ -77,9 +77,9 @@ impl Punctuality {
 
 impl CpuGroup {
     /// Returns the time, in ns since the group was made, for [`end_message`](Self::end_message); 0 in a group that
-    /// needs no check, since its ranks all share memory.
+    /// needs no check.
     pub(super) fn begin_message(&self) -> u64 {
-        match self.is_in_memory {
+        match self.ends_together {
             true => 0,
             false => self.punctuality.now(),
         }
@@ -87,20 +87,20 @@ impl CpuGroup {
 
     /// Notes that a send or a receive has ended.
     pub(super) fn end_message(&self, began: u64) {
-        if !self.is_in_memory {
+        if !self.ends_together {
             self.punctuality.end(began);
         }
     }
 
     /// Fails if a member has left the group or given it up: a collective needs all members. Looks for such a member
     /// only if this rank may be late. Returns the time, in ns since the group was made, for
-    /// [`end_collective`](Self::end_collective); 0 in a group that needs no check, since its ranks all share memory.
+    /// [`end_collective`](Self::end_collective); 0 in a group that needs no check.
     ///
     /// # Blocking
     /// Same as [`fail`](Self::fail), after such a member was found.
     #[inline]
     pub(super) fn refuse_late_collective(&self) -> Result<u64> {
-        if self.is_in_memory {
+        if self.ends_together {
             return Ok(0);
         }
         let now = self.punctuality.now();
@@ -121,7 +121,7 @@ impl CpuGroup {
     /// up.
     #[inline]
     pub(super) fn end_collective(&self, call: &Call, began: u64) -> Result<()> {
-        if self.is_in_memory {
+        if self.ends_together {
             return Ok(());
         }
         match self.punctuality.end(began) {

@@ -182,13 +182,13 @@ impl CpuBackend {
             mesh: mesh.clone(),
             ranks: ranks.clone(),
             sockets: sockets.clone(),
-            is_in_memory: false,
+            ends_together: ranks.len() == 1,
             punctuality: Punctuality::default(),
             notice: Mutex::default(),
         };
         let shared = group.open_shared_memory(id, layout, channels(&sockets), &mut policy);
         if let Some((engine, neighbors)) = shared.map_err(|failure| group.explain(failure))? {
-            group.is_in_memory = matches!(engine, CollectiveEngine::ShmExchange(_));
+            group.ends_together = matches!(engine, CollectiveEngine::ShmExchange(_));
             group.engine = Mutex::new(engine);
             group.p2p = group.p2p.with_neighbors(neighbors);
         }

@@ -144,7 +144,7 @@ impl P2p {
             let view = self.views[from].get();
             let has_come = view.is_some_and(|view| {
                 loop {
-                    if !matches!(policy.pause(), Ok(Pause::Poll)) {
+                    if !matches!(policy.pause_beside(|| view.is_beside()), Ok(Pause::Poll)) {
                         return false;
                     }
                     if view.has_changed(empty) {

@@ -150,7 +150,7 @@ impl P2p {
                 policy.refresh();
                 continue;
             }
-            match policy.pause() {
+            match policy.pause_beside(|| self.is_beside(requests)) {
                 Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => {
                     self.check_peers(requests, policy)?;

@@ -26,6 +26,14 @@ impl P2p {
         missing
     }
 
+    /// Whether a peer for which these requests wait was last seen on the processor on which this thread runs.
+    pub(super) fn is_beside(&self, requests: &[Request]) -> bool {
+        let peers = requests.iter().filter_map(Request::peer);
+        let views = peers.filter_map(|peer| self.views[peer].get());
+        // Each view is asked, since each peer is to see where this thread runs.
+        views.fold(false, |found, view| view.is_beside() | found)
+    }
+
     /// Fails with `Failure::Gone` if a peer that has not connected is gone. A receive from any rank checks none. Does
     /// nothing in a wait shorter than [`LIVENESS_CHECK`].
     pub(super) fn check_peers(

@@ -1,5 +1,6 @@
 //! The processor time that a waiting rank uses.
 
+use super::messages::{receive, send};
 use super::{Rig, Wiring, world};
 use rcomm_core::Op;
 use rustix::time::{ClockId, clock_gettime};
@@ -39,28 +40,52 @@ fn a_rank_that_waits_for_a_second_leaves_its_processor_to_others() {
     }
 }
 
-/// How many barriers the ranks run on one processor.
-const BARRIERS: u32 = 400;
+/// How often the ranks wait for each other on one processor.
+const EXCHANGES: u32 = 400;
 
-#[test]
-fn ranks_on_one_processor_do_not_poll_while_the_other_needs_it() {
+/// Returns the processor time that each of two ranks uses for one exchange, on one processor.
+fn cost_on_one_processor(exchange: impl Fn(&Rig) + Sync) -> Vec<Duration> {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let first = (0..rustix::thread::CpuSet::MAX_CPU).find(|&number| allowed.is_set(number));
-    let costs = world(2, Wiring::Shm, |rig: &Rig| {
+    world(2, Wiring::Shm, |rig: &Rig| {
         // The ranks count a processor for each of them first, as where the system moves them to one later.
-        rig.run(Op::Barrier).unwrap();
+        exchange(rig);
         let mut one = rustix::thread::CpuSet::new();
         one.set(first.unwrap());
         rustix::thread::sched_setaffinity(None, &one).unwrap();
-        rig.run(Op::Barrier).unwrap();
+        exchange(rig);
         let before = processor_time();
-        for _ in 0..BARRIERS {
-            rig.run(Op::Barrier).unwrap();
+        for _ in 0..EXCHANGES {
+            exchange(rig);
         }
-        (processor_time() - before) / BARRIERS
+        (processor_time() - before) / EXCHANGES
+    })
+}
+
+#[test]
+fn ranks_on_one_processor_do_not_poll_while_the_other_needs_it() {
+    let costs = cost_on_one_processor(|rig| {
+        rig.run(Op::Barrier).unwrap();
     });
     eprintln!("{costs:?} a barrier");
     // A rank that polls waits in every second barrier, for 50 us: 25 on average.
     let most = Duration::from_micros(20);
+    assert!(costs.iter().all(|cost| *cost < most), "{costs:?}");
+}
+
+#[test]
+fn ranks_on_one_processor_do_not_poll_for_messages_while_the_other_needs_it() {
+    let costs = cost_on_one_processor(|rig| {
+        let (peer, mut got) = (1 - rig.rank, [0]);
+        for sender in [0, 1] {
+            match rig.rank == sender {
+                true => rig.run(send(peer, 0, &[1])).unwrap(),
+                false => rig.run(receive(Some(peer), 0, &mut got)).unwrap(),
+            };
+        }
+    });
+    eprintln!("{costs:?} a message there and back");
+    // A rank that polls does so for 50 us in every exchange.
+    let most = Duration::from_micros(40);
     assert!(costs.iter().all(|cost| *cost < most), "{costs:?}");
 }

@@ -250,6 +250,8 @@ impl<'a> WaitPolicy<'a> {
             return Ok(Pause::Poll);
         }
         yielding::note_sleep();
+        // If nothing has come by the next poll, the thread need not poll for long once more.
+        self.polls = POLLS_PER_CHECK - 1;
         // The first sleep is short, since most waits are short, but not shorter than it takes to fall asleep and to
         // wake up.
         let sleep = idle.min(LONGEST_SLEEP);
@@ -294,11 +296,15 @@ mod tests {
         let deadline = Deadline::In(Duration::MAX);
         let polls = |is_here: bool| {
             let mut policy = WaitPolicy::new(&stop, deadline, WaitMode::CorePerRank);
-            let pauses = std::iter::repeat_with(|| policy.pause_beside(|| is_here).unwrap());
-            pauses.take_while(|pause| *pause == Pause::Poll).count()
+            let mut next = || policy.pause_beside(|| is_here).unwrap();
+            let polls = std::iter::repeat_with(&mut next).take_while(|pause| *pause == Pause::Poll);
+            (polls.count(), next())
         };
-        assert!(polls(true) < POLLS_PER_CHECK as usize);
-        assert!(polls(false) >= POLLS_PER_CHECK as usize);
+        // A waiter that has slept in vain sleeps again at once.
+        let (before, then) = polls(true);
+        assert!(before < POLLS_PER_CHECK as usize && then != Pause::Poll);
+        let (before, then) = polls(false);
+        assert!(before >= POLLS_PER_CHECK as usize && then != Pause::Poll);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The processors on which the ranks of a host may run, and whether each rank can have one to itself.
 
 use super::WaitMode;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Number of 64-bit words of a [set](Processors): enough for 1024 processors, as in the C library's `cpu_set_t`.
 pub(crate) const SET_WORDS: usize = 16;
@@ -20,6 +21,17 @@ pub(crate) fn own_processors() -> Processors {
         processors[processor / 64] |= 1 << (processor % 64);
     }
     processors
+}
+
+/// Notes on which processor this thread runs, as one more than the processor's number, and returns that. Another rank
+/// compares it with its own before it polls for long.
+#[cold]
+pub(crate) fn note(noted: &AtomicU32) -> u32 {
+    let now = rustix::thread::sched_getcpu() as u32 + 1;
+    if noted.load(Ordering::Relaxed) != now {
+        noted.store(now, Ordering::Relaxed);
+    }
+    now
 }
 
 /// Returns `CorePerRank` if each rank can have a processor to itself, else `Oversubscribed`. `sets` has the processors

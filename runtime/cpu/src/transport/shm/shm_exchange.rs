@@ -11,7 +11,7 @@ use super::mapping::{Mapping, wake};
 use super::outcome::{Outcome, Vote};
 use super::segment::Segment;
 use super::stream::ShmStream;
-use crate::wait::{Interrupted, Pause, WaitMode, WaitPolicy};
+use crate::wait::{Interrupted, Pause, WaitMode, WaitPolicy, processors};
 use rcomm_recorder::model::Rank;
 use rustix::event::Timespec;
 use rustix::thread::futex;
@@ -145,14 +145,8 @@ impl ShmExchange {
     }
 
     /// Notes the processor on which this thread runs; returns it as [`processor`](Self::processor) has it.
-    #[cold]
     fn note_processor(&self) -> u32 {
-        let now = rustix::thread::sched_getcpu() as u32 + 1;
-        let noted = self.processor(self.rank);
-        if noted.load(Ordering::Relaxed) != now {
-            noted.store(now, Ordering::Relaxed);
-        }
-        now
+        processors::note(self.processor(self.rank))
     }
 
     /// Not zero once `rank` has left the group. The words after it are those of [`CloseGuard`].

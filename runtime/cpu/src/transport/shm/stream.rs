@@ -18,6 +18,7 @@
 
 use super::area::RING_HEAD;
 use super::mapping::Mapping;
+use crate::wait::processors;
 use rcomm_core::arithmetic::{AdaptiveCopy, copy};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -43,6 +44,9 @@ const BYTES: usize = 16;
 
 // Fields in the head of a ring, each on its own cache lines.
 const WRITTEN: usize = 0;
+/// One more than the number of the processor on which the ring's writer ran when it last waited for long or woke a
+/// sleeper; zero if it has done neither. Beside the count, since the writer writes it and the reader reads it, seldom.
+const WRITER_PROCESSOR: usize = 8;
 const READ: usize = 128;
 const READER_SLEEPS: usize = 256;
 const WRITER_SLEEPS: usize = 384;
@@ -79,10 +83,11 @@ pub(crate) struct EmptyStream {
     cells_read: u64,
 }
 
-/// A view of the bytes from the other end, separate from this rank's end. It only shows whether more bytes have
-/// arrived, so that one thread can wait for bytes while other threads use the end.
+/// A view of the other end, separate from this rank's end. It only shows whether more bytes have arrived and where the
+/// other end runs, so that one thread can wait for bytes while other threads use this rank's end.
 pub(crate) struct StreamView {
     rings: Arc<Mapping>,
+    out: usize,
     into: usize,
 }
 
@@ -96,6 +101,14 @@ impl StreamView {
         // Relaxed loads suffice: a thread that sees a change locks the end and checks again.
         number.load(Ordering::Relaxed) >> 8 >= next
             || written.load(Ordering::Relaxed) != since.written
+    }
+
+    /// Whether the other end was last seen on the processor on which this thread runs, which is noted for the other
+    /// end. It may have moved since, which costs this thread a sleep at most.
+    pub(crate) fn is_beside(&self) -> bool {
+        let here = processors::note(self.rings.word(self.out + WRITER_PROCESSOR));
+        let there = self.rings.word(self.into + WRITER_PROCESSOR);
+        there.load(Ordering::Relaxed) == here
     }
 }
 
@@ -171,10 +184,11 @@ impl ShmStream {
         &self.socket
     }
 
-    /// Returns a view of the bytes from the other end, separate from this end.
+    /// Returns a view of the other end, separate from this end.
     pub(crate) fn view(&self) -> StreamView {
         StreamView {
             rings: self.rings.clone(),
+            out: self.out,
             into: self.into,
         }
     }
@@ -459,6 +473,7 @@ impl ShmStream {
     #[cold]
     fn wake(&self, mark: &AtomicU32) {
         if mark.swap(0, Ordering::Relaxed) != 0 {
+            processors::note(self.rings.word(self.out + WRITER_PROCESSOR));
             // An error is ignored: a full socket wakes the sleeper as well, and a closed socket has no sleeper.
             let _ = (&*self.socket).write(&[1]);
         }

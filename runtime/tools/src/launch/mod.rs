@@ -62,6 +62,14 @@ impl Failure {
     }
 }
 
+/// How the ranks of this host have ended in an attempt.
+struct Ended {
+    /// The job's first failure, on this host or on another. The other launchers know it.
+    failure: Option<Failure>,
+    /// The end of the first rank of this host that was ended because it was stopped.
+    stopped: Option<Failure>,
+}
+
 /// Whether the ranks may be started again after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Restart {
@@ -127,8 +135,8 @@ fn try_run(options: &Options, signals: &Signals, sinks: &mut Sinks) -> Result<Op
             }
         }
         let mut ranks = Ranks::start(options, &nodes.job, &secret, nodes.attempt())?;
-        let local_failure = ranks.supervise(options, signals, &nodes, sinks)?;
-        let failure = nodes.end(local_failure, signals, ranks.account(), sinks)?;
+        let ended = ranks.supervise(options, signals, &nodes, sinks)?;
+        let failure = nodes.end(ended, signals, ranks.account(), sinks)?;
         let goes_on = match &failure {
             None => false,
             Some(failure) => {

@@ -10,7 +10,7 @@ use super::output::Sinks;
 use super::pulses::{Life, PULSE, Pulses, pulse_key};
 use super::rounds::{Next, Rounds};
 use super::signals::{Signals, asks_to_stop, name_of, stopped_by};
-use super::{Failure, LAUNCHER_FAILED, Restart};
+use super::{Ended, Failure, LAUNCHER_FAILED, Restart};
 use anyhow::{Context, Result};
 use rcomm::store::{PrefixStore, Store, StoreAccess, TcpStore};
 use rcomm::{ErrorKind, Rendezvous, Secret, Tls};
@@ -361,24 +361,34 @@ impl Nodes {
         publish_failure(&*self.keys, &failure_key(self.attempt()), &published).map(drop)
     }
 
-    /// Ends the attempt on this host, and returns the attempt's failure, if any: `failure`; otherwise the signal to
-    /// this launcher that asks to stop, or the failure that another launcher has reported. A failure that this function
-    /// has found is printed.
+    /// Tells the other launchers that a rank of this host is ended because it was stopped. They read it at the end of
+    /// the attempt, and end no rank for it: their ranks may be saving a checkpoint.
+    pub(super) fn publish_stopped(&self, failure: &Failure) -> rcomm::Result<()> {
+        if !self.has_others() {
+            return Ok(());
+        }
+        publish_failure(&*self.keys, &stopped_key(self.attempt()), failure).map(drop)
+    }
+
+    /// Ends the attempt on this host, and returns the attempt's failure, if any: that a rank was ended because it was
+    /// stopped, on this host or on another; otherwise the failure that all launchers know; otherwise the signal to this
+    /// launcher that asks to stop, or the failure that another launcher has reported. A failure that this function has
+    /// found is printed.
     ///
     /// # Blocking
     /// Without a failure on this host: until the attempt has ended on all hosts, one of them has failed, or a signal
     /// asks to stop.
     pub(super) fn end(
         &mut self,
-        failure: Option<Failure>,
+        ended: Ended,
         signals: &Signals,
         account: &mut Account,
         sinks: &mut Sinks,
     ) -> Result<Option<Failure>> {
         if !self.has_others() {
-            return Ok(failure);
+            return Ok(ended.stopped.or(ended.failure));
         }
-        let mut outcome = failure;
+        let mut outcome = ended.failure;
         if outcome.is_none() {
             let finished = format!("finished/{}", self.attempt());
             self.keys.add(&finished, 1)?;
@@ -398,7 +408,27 @@ impl Nodes {
             // The thread does not panic, and its failure is read above.
             let _ = listener.join();
         }
-        Ok(outcome)
+        let stopped = ended.stopped.or_else(|| {
+            let failure = self.stopped_elsewhere()?;
+            sinks.print_message(&failure.on_another_node());
+            Some(failure)
+        });
+        Ok(match (stopped, outcome) {
+            (Some(mut stopped), Some(failure)) if failure.restart == Restart::Never => {
+                stopped.restart = Restart::Never;
+                Some(stopped)
+            }
+            (stopped, outcome) => stopped.or(outcome),
+        })
+    }
+
+    /// What another launcher has published with [`publish_stopped`](Self::publish_stopped), if the store says it.
+    fn stopped_elsewhere(&self) -> Option<Failure> {
+        let key = stopped_key(self.attempt());
+        // A key that is there is read without a wait.
+        let is_there = self.keys.check(&[&key]).ok()?;
+        let text = is_there.then(|| self.keys.get(&key, LEAVE_TIME))?;
+        Some(read_failure(&text.ok()?))
     }
 
     /// The failure of a signal that asks to stop, if one has come while this launcher waits for the others. They are
@@ -522,6 +552,10 @@ impl Nodes {
 
 fn failure_key(attempt: u32) -> String {
     format!("failure/{attempt}")
+}
+
+fn stopped_key(attempt: u32) -> String {
+    format!("stopped/{attempt}")
 }
 
 /// Publishes a failure unless the key already holds one. Returns the failure that the key holds afterwards.

@@ -47,8 +47,8 @@ Exit codes (with --max-restarts, of the last attempt):
   128+S  the first rank that failed was killed by signal S, or the launcher
          received signal S
   2      the command line is wrong
-  124    a rank was ended because it was stopped for --stop-timeout, whatever
-         failed afterwards
+  124    a rank was ended because it was stopped for --stop-timeout, on this
+         host or another, whatever failed afterwards
   125    the launcher failed: no port, no agreement with the other hosts, a
          host that is lost
   126    PROGRAM cannot be executed

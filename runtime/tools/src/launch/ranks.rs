@@ -11,7 +11,7 @@ use super::parent_death::die_with_this_thread;
 use super::rank::Rank;
 use super::signals::{Signals, asks_to_stop, name_of, stopped_by};
 use super::stop_watch::{Action, Seen, State, StopWatch};
-use super::{Failure, Restart, STOPPED};
+use super::{Ended, Failure, Restart, STOPPED};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
@@ -143,16 +143,14 @@ impl Ranks {
         Ok(true)
     }
 
-    /// Supervises the ranks until the last has ended. Returns the failure of the first rank that was ended because it
-    /// was stopped. If there is no such rank, returns the first failure, on this host or on another. After a signal
-    /// that asks to stop, the failure allows no restart.
+    /// Supervises the ranks until the last has ended. After a signal that asks to stop, their failures allow no restart.
     pub(super) fn supervise(
         &mut self,
         options: &Options,
         signals: &Signals,
         nodes: &Nodes,
         sinks: &mut Sinks,
-    ) -> Result<Option<Failure>> {
+    ) -> Result<Ended> {
         let mut buffer = vec![0; 64 << 10];
         let mut drain_deadline = None;
         self.account.write(sinks);
@@ -187,7 +185,7 @@ impl Ranks {
                 }
             }
             self.end_overdue_ranks(options, sinks);
-            self.end_stopped_ranks(sinks);
+            self.end_stopped_ranks(nodes, sinks);
             self.account.write(sinks);
             if self.ranks.iter().all(|rank| rank.has_ended) {
                 let deadline = *drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN);
@@ -207,11 +205,17 @@ impl Ranks {
                             output.finish(sinks);
                         }
                     }
-                    let mut failure = self.stopped.take().or(self.failure.take());
-                    if let Some(failure) = failure.as_mut().filter(|_| self.must_stop) {
-                        failure.restart = Restart::Never;
+                    let mut ended = Ended {
+                        failure: self.failure.take(),
+                        stopped: self.stopped.take(),
+                    };
+                    if self.must_stop {
+                        let failures = [&mut ended.failure, &mut ended.stopped];
+                        for failure in failures.into_iter().flatten() {
+                            failure.restart = Restart::Never;
+                        }
                     }
-                    return Ok(failure);
+                    return Ok(ended);
                 }
             }
         }
@@ -455,7 +459,7 @@ impl Ranks {
     }
 
     /// Ends the ranks that were stopped for too long, and only these.
-    fn end_stopped_ranks(&mut self, sinks: &mut Sinks) {
+    fn end_stopped_ranks(&mut self, nodes: &Nodes, sinks: &mut Sinks) {
         if self.ending.is_some() {
             return;
         }
@@ -474,14 +478,23 @@ impl Ranks {
                 Action::Print(text) => sinks.print_message(&text),
                 Action::Terminate(index, sentence) => {
                     sinks.print_message(&sentence);
+                    if self.stopped.is_none() {
+                        let failure = Failure {
+                            sentence,
+                            code: STOPPED,
+                            restart: Restart::Counted,
+                        };
+                        // Before the rank ends: ranks of other nodes may fail because of that.
+                        if let Err(error) = nodes.publish_stopped(&failure) {
+                            sinks.print_message(&format!(
+                                "failed to notify the other nodes: {error}"
+                            ));
+                        }
+                        self.stopped = Some(failure);
+                    }
                     self.signal(index, Signal::TERM);
                     // A stopped process handles SIGTERM only once it is continued.
                     self.ranks[index].signal(Signal::CONT);
-                    self.stopped.get_or_insert(Failure {
-                        sentence,
-                        code: STOPPED,
-                        restart: Restart::Counted,
-                    });
                 }
                 Action::Kill(index) => {
                     sinks.print_message(&format!("killing {}", self.ranks[index].name()));

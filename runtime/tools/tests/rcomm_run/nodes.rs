@@ -121,6 +121,48 @@ fn a_signal_while_a_launcher_waits_for_the_other_nodes_ends_them() {
 }
 
 #[test]
+fn a_rank_that_is_ended_because_it_was_stopped_fails_the_job_on_all_nodes_once_the_others_have_finished()
+ {
+    for (stopped_node, other_node) in [("0", "1"), ("1", "0")] {
+        let (port, marks) = (free_port(), tempfile::tempdir().unwrap());
+        let start = |node_rank: &str, script: &str| {
+            let options = [
+                "--nnodes",
+                "2",
+                "--node-rank",
+                node_rank,
+                "--master-port",
+                port.as_str(),
+                "--stop-timeout",
+                "0.5",
+            ];
+            let mut command = shell(1, &options, script);
+            command
+                .env("RCOMM_JOB_SECRET", "of all nodes")
+                .env("MARKS", marks.path());
+            Running::start(command)
+        };
+        let stopped = start(stopped_node, "kill -STOP $$");
+        // As if it saved a checkpoint.
+        let saves = "until [ -e $MARKS/go ]; do sleep 0.01; done; echo saved";
+        let other = start(other_node, saves);
+        let access = StoreAccess::Secret(Secret::from_text("of all nodes"));
+        let number = port.parse().unwrap();
+        let store = TcpStore::connect_with("127.0.0.1", number, LONG, &access).unwrap();
+        // The launcher whose rank was stopped notes that its ranks have ended.
+        store.wait(&["rcomm-run/finished/0"], LONG).unwrap();
+        std::fs::write(marks.path().join("go"), "").unwrap();
+        let (_, err, code) = stopped.finish();
+        assert_eq!(code, 124, "{err}");
+        let (out, err, code) = other.finish();
+        assert_eq!(code, 124, "{err}");
+        let reported = format!("on another node, rank {stopped_node} (process ");
+        assert!(err.contains(&reported), "{err}");
+        assert_eq!(out, format!("[rank {other_node}] saved\n"));
+    }
+}
+
+#[test]
 fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
     let (port, marks) = (free_port(), tempfile::tempdir().unwrap());
     let start = |node_rank: &str, script: &str| {

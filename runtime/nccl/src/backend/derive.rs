@@ -69,7 +69,7 @@ impl NcclBackend {
         let warm_up = new.as_ref().and_then(NewQueue::warm_up);
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
         let exchange = StoreExchange::new(&self.group, format!("split/{nth}"));
-        exchange.arrive()?;
+        exchange.arrive(deadline)?;
         // Groups of one split have no member in common, so their first members distinguish them.
         let color = group
             .map(|group| self.rank_here(group.info.ranks[0]))
@@ -223,7 +223,7 @@ fn params_for(group: Option<&GroupContext>) -> InitParams {
 /// Returns whether all members of the new group can shrink.
 fn agree(group: &GroupContext, can_shrink: bool, deadline: Deadline) -> Result<bool> {
     let exchange = StoreExchange::new(group, "shrink".to_owned());
-    exchange.publish("can", if can_shrink { b"1" } else { b"0" })?;
+    exchange.publish("can", if can_shrink { b"1" } else { b"0" }, deadline)?;
     let answers = exchange.gather("can", deadline)?;
     Ok(answers.iter().all(|answer| answer == b"1"))
 }

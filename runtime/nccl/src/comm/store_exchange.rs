@@ -11,8 +11,15 @@ use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the store is asked, after a deadline, which ranks are missing.
-const NAMING_TIME: Duration = Duration::from_secs(2);
+/// How long the store may take for what is asked or noted beside the wait of a step, also after its deadline: which
+/// ranks are missing, that this rank gives up, what may be removed.
+const STORE_TIME: Duration = Duration::from_secs(2);
+
+/// What a message has in place of the missing ranks if the store does not reply.
+const NOT_TOLD: &str = "the store did not say which are missing";
+
+/// The key of the message of the first rank that gives up.
+const FAILED: &str = "failed";
 
 /// The values of one step that all members take.
 pub(crate) struct StoreExchange {
@@ -32,8 +39,24 @@ impl StoreExchange {
     }
 
     /// Publishes this rank's value with the name `key`.
-    pub(crate) fn publish(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.store.set(&self.value_key(key, self.own_index), value)
+    ///
+    /// # Blocking
+    /// Until the store has it, for at most 2 s after the deadline.
+    ///
+    /// # Errors
+    /// Those of the store; `Timeout` if it does not reply.
+    pub(crate) fn publish(&self, key: &str, value: &[u8], deadline: Deadline) -> Result<()> {
+        self.set(
+            self.value_key(key, self.own_index),
+            value.to_vec(),
+            deadline,
+        )
+    }
+
+    /// Sets a key. A rank that comes late does so, too: the others may still wait.
+    fn set(&self, key: String, value: Vec<u8>, deadline: Deadline) -> Result<()> {
+        let limit = deadline.remaining().max(STORE_TIME);
+        StoreQuery::within(&self.store, limit, move |store| store.set(&key, &value))
     }
 
     /// Returns the values of all members, in order of rank. The first member reads all values and publishes them under
@@ -76,15 +99,15 @@ impl StoreExchange {
             values.extend(self.store.multi_get(&keys, time_left())?);
         }
         let bytes = serde_json::to_vec(&values).map_err(|error| unreadable("written", error))?;
-        self.store.set(&all, &bytes)?;
+        self.set(all, bytes, deadline)?;
         Ok(values)
     }
 
     /// Removes this rank's value, which the first member has read. The last member to call this also removes
     /// the values that the first member has published.
     fn remove_gathered(&self, key: &str) {
-        self.remove(&self.value_key(key, self.own_index));
-        self.remove_as_last(&format!("{key}/read"), &[format!("{key}/all")]);
+        let own = self.value_key(key, self.own_index);
+        self.remove(Some(own), format!("{key}/read"), vec![format!("{key}/all")]);
     }
 
     /// Says which ranks are known not to have published this value, as text for an error message.
@@ -93,7 +116,7 @@ impl StoreExchange {
         let all = format!("{key}/all");
         let ask = move |store: &dyn Store| {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            let missing = absent_among(store, &keys, Instant::now() + NAMING_TIME).at_least()?;
+            let missing = absent_among(store, &keys, Instant::now() + STORE_TIME).at_least()?;
             // A member removes its value only after the first member has published all values under one key, and that
             // key stays until this rank has read it.
             Ok(match store.check(&[&all])? {
@@ -101,40 +124,54 @@ impl StoreExchange {
                 false => missing,
             })
         };
-        match StoreQuery::here(&self.store, NAMING_TIME, ask) {
+        match StoreQuery::here(&self.store, STORE_TIME, ask) {
             Some(Ok(missing)) => {
                 let missing = missing.into_iter().map(|at| at as u32).collect();
                 format!("did not arrive: {}", self.name(missing))
             }
-            None | Some(Err(_)) => "the store did not say which are missing".to_owned(),
+            None | Some(Err(_)) => NOT_TOLD.to_owned(),
         }
     }
 
     /// Publishes that this rank has arrived.
-    pub(crate) fn arrive(&self) -> Result<()> {
-        self.arrivals().note(self.own_index).map(drop)
+    ///
+    /// # Blocking
+    /// Until the store has it, for at most 2 s after the deadline.
+    ///
+    /// # Errors
+    /// Those of the store; `Timeout` if it does not reply.
+    pub(crate) fn arrive(&self, deadline: Deadline) -> Result<()> {
+        let (ranks, own) = (self.size(), self.own_index);
+        let limit = deadline.remaining().max(STORE_TIME);
+        StoreQuery::within(&self.store, limit, move |store| {
+            arrivals_in(store, ranks).note(own).map(drop)
+        })
     }
 
     /// Returns the ranks that are known not to have arrived, as text for an error message.
+    ///
+    /// # Blocking
+    /// For up to 2 s.
     pub(crate) fn not_arrived(&self) -> String {
-        // If the store does not reply, no rank is known.
-        let arrived = self.arrivals().read().unwrap_or_default();
-        let absent = (0..).zip(arrived).filter(|(_, has_arrived)| !has_arrived);
-        self.name(absent.map(|(at, _)| at).collect())
+        let ranks = self.size();
+        let read = move |store: &dyn Store| arrivals_in(store, ranks).read();
+        match StoreQuery::here(&self.store, STORE_TIME, read) {
+            Some(Ok(arrived)) => {
+                let absent = (0..).zip(arrived).filter(|(_, has_arrived)| !has_arrived);
+                self.name(absent.map(|(at, _)| at).collect())
+            }
+            None | Some(Err(_)) => NOT_TOLD.to_owned(),
+        }
     }
 
     /// Notes that the step is over for this rank. To be called once all ranks have arrived. The last rank removes the
     /// arrivals, which no rank reads any more.
+    ///
+    /// # Blocking
+    /// For up to 2 s.
     pub(crate) fn remove_arrivals(&self) {
-        self.remove_as_last("done", &self.arrivals().keys());
-    }
-
-    fn arrivals(&self) -> Arrivals<'_> {
-        Arrivals {
-            store: &*self.store,
-            name: "here",
-            ranks: self.size(),
-        }
+        let keys = arrivals_in(&*self.store, self.size()).keys();
+        self.remove(None, "done".to_owned(), keys);
     }
 
     fn size(&self) -> u32 {
@@ -155,41 +192,67 @@ impl StoreExchange {
         }
     }
 
-    /// Counts this rank, and removes the keys, with the counter, if all ranks were counted.
-    fn remove_as_last(&self, counter: &str, keys: &[String]) {
-        match self.store.add(counter, 1) {
-            Ok(counted) if counted == i64::from(self.size()) => {
-                keys.iter().for_each(|key| self.remove(key));
-                self.remove(counter);
+    /// Removes the key `own`. Counts this rank, and removes the keys `shared`, with the counter, if all ranks were
+    /// counted.
+    fn remove(&self, own: Option<String>, counter: String, shared: Vec<String>) {
+        let ranks = i64::from(self.size());
+        let removed = StoreQuery::here(&self.store, STORE_TIME, move |store| {
+            own.iter().for_each(|key| arrivals::remove(store, key));
+            if store.add(&counter, 1)? == ranks {
+                shared.iter().for_each(|key| arrivals::remove(store, key));
+                arrivals::remove(store, &counter);
             }
-            Ok(_) => {}
-            Err(error) => {
-                tracing::debug!(%error, counter, "keys of a step stay in the store")
-            }
+            Ok(())
+        });
+        if !matches!(removed, Some(Ok(()))) {
+            tracing::debug!(?removed, "keys of a step stay in the store");
         }
-    }
-
-    fn remove(&self, key: &str) {
-        arrivals::remove(&*self.store, key);
     }
 
     /// Publishes that this rank gives up. The store keeps only the first error of this step.
+    ///
+    /// # Blocking
+    /// For up to 2 s.
     pub(crate) fn publish_failure(&self, failure: &Error) {
         let text = format!("rank {}: {failure}", self.ranks[self.own_index as usize]);
-        if let Err(error) = self.store.compare_set("failed", b"", text.as_bytes()) {
-            tracing::debug!(%error, "failed to publish the failure of this rank");
+        let published = StoreQuery::here(&self.store, STORE_TIME, move |store| {
+            store.compare_set(FAILED, b"", text.as_bytes())
+        });
+        if !matches!(published, Some(Ok(_))) {
+            tracing::debug!(?published, "failed to publish the failure of this rank");
         }
     }
 
-    /// Fails with `Mismatch` and the message of the first rank that gave up, if one did; with the store's error if the
-    /// store cannot be read.
-    pub(crate) fn check_failed(&self) -> Result<()> {
-        if !self.store.check(&["failed"])? {
-            return Ok(());
+    /// Fails with `Mismatch` and the message of the first rank that gave up, if one is known to have done so.
+    ///
+    /// # Blocking
+    /// For up to 2 s, and not after the deadline.
+    ///
+    /// # Errors
+    /// That, or the store's. A store that does not reply is none: the rank waits on.
+    pub(crate) fn check_failed(&self, deadline: Deadline) -> Result<()> {
+        let read = |store: &dyn Store| match store.check(&[FAILED])? {
+            true => store.get(FAILED, STORE_TIME).map(Some),
+            false => Ok(None),
+        };
+        let limit = deadline.remaining().min(STORE_TIME);
+        match StoreQuery::here(&self.store, limit, read) {
+            None | Some(Ok(None)) => Ok(()),
+            Some(Ok(Some(text))) => {
+                let text = String::from_utf8_lossy(&text).into_owned();
+                Err(Error::new(ErrorKind::Mismatch, text))
+            }
+            Some(Err(error)) => Err(error),
         }
-        let text = self.store.get("failed", Duration::from_secs(10))?;
-        let text = String::from_utf8_lossy(&text).into_owned();
-        Err(Error::new(ErrorKind::Mismatch, text))
+    }
+}
+
+/// The ranks of the step that have arrived.
+fn arrivals_in(store: &dyn Store, ranks: u32) -> Arrivals<'_> {
+    Arrivals {
+        store,
+        name: "here",
+        ranks,
     }
 }
 
@@ -200,6 +263,11 @@ mod tests {
     use rcomm_core::store::{HashStore, TcpStore};
     use std::io::{Read, Write};
     use std::net::TcpListener;
+
+    /// More than any call takes.
+    const BRIEF: Deadline = Deadline::In(Duration::from_secs(60));
+    /// The time-out of a store that is silent.
+    const OWN: Duration = Duration::from_secs(30);
 
     #[test]
     fn the_number_of_keys_that_are_gathered_grows_linearly_with_the_number_of_ranks() {
@@ -213,13 +281,13 @@ mod tests {
             own_index,
         };
         for rank in 0..RANKS {
-            exchange(rank).publish("part", &rank.to_le_bytes()).unwrap();
+            let value = rank.to_le_bytes();
+            exchange(rank).publish("part", &value, BRIEF).unwrap();
         }
         let expected = (0..RANKS).map(|rank| rank.to_le_bytes().to_vec());
         let expected: Vec<Vec<u8>> = expected.collect();
         for rank in 0..RANKS {
-            let limit = Deadline::In(Duration::from_secs(60));
-            assert_eq!(exchange(rank).gather("part", limit).unwrap(), expected);
+            assert_eq!(exchange(rank).gather("part", BRIEF).unwrap(), expected);
         }
         // The first rank reads each value, the others one key; each counts itself.
         assert_eq!(store.keys(), u64::from(3 * RANKS - 1));
@@ -238,19 +306,18 @@ mod tests {
             own_index,
         };
         for rank in 0..3 {
-            exchange(rank).publish("part", b"1").unwrap();
+            exchange(rank).publish("part", b"1", BRIEF).unwrap();
         }
-        let limit = Deadline::In(Duration::from_secs(60));
-        exchange(0).gather("part", limit).unwrap();
-        exchange(2).gather("part", limit).unwrap();
+        exchange(0).gather("part", BRIEF).unwrap();
+        exchange(2).gather("part", BRIEF).unwrap();
         let missing = exchange(1).missing("part");
         assert_eq!(missing, "did not arrive: none that is known");
-        exchange(1).gather("part", limit).unwrap();
+        exchange(1).gather("part", BRIEF).unwrap();
         assert_eq!(store.num_keys().unwrap(), 0);
     }
 
     #[test]
-    fn a_store_that_is_silent_is_not_asked_for_long_who_is_missing() {
+    fn a_store_that_is_silent_is_asked_and_told_nothing_for_long() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = server.local_addr().unwrap().port();
         let answers = std::thread::spawn(move || {
@@ -261,20 +328,73 @@ mod tests {
             client.write_all(&hello[6..]).unwrap();
             (client, server)
         });
-        let own = Duration::from_secs(60);
-        let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port, own).unwrap());
+        let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port, OWN).unwrap());
         let _open = answers.join().unwrap();
         let exchange = StoreExchange {
             store: Arc::new(PrefixStore::new("window/0", store)),
             ranks: vec![4, 5, 6].into(),
             own_index: 0,
         };
-        let begun = Instant::now();
-        let gathered = exchange.gather("part", Deadline::In(Duration::from_millis(1)));
-        let error = gathered.unwrap_err();
-        assert!(begun.elapsed() < own / 2, "{:?}", begun.elapsed());
-        assert_eq!(error.kind(), ErrorKind::Timeout);
-        assert!(error.to_string().contains("did not say"), "{error}");
+        let over = Deadline::In(Duration::from_millis(1));
+        type Call<'a> = Box<dyn FnOnce() -> String + Send + 'a>;
+        let of_result = |result: Result<()>| match result {
+            Ok(()) => "no error".to_owned(),
+            Err(error) => format!("{:?}: {error}", error.kind()),
+        };
+        let calls: Vec<(&str, Call<'_>)> = vec![
+            (
+                "did not say",
+                Box::new(|| of_result(exchange.gather("part", over).map(drop))),
+            ),
+            (
+                "Timeout: the store",
+                Box::new(|| of_result(exchange.publish("part", b"1", over))),
+            ),
+            (
+                "Timeout: the store",
+                Box::new(|| of_result(exchange.arrive(over))),
+            ),
+            ("did not say", Box::new(|| exchange.not_arrived())),
+            (
+                "no error",
+                Box::new(|| of_result(exchange.check_failed(BRIEF))),
+            ),
+            (
+                "no error",
+                Box::new(|| {
+                    exchange.publish_failure(&Error::new(ErrorKind::Backend, "it failed"));
+                    of_result(Ok(()))
+                }),
+            ),
+            (
+                "no error",
+                Box::new(|| {
+                    exchange.remove_arrivals();
+                    of_result(Ok(()))
+                }),
+            ),
+            (
+                "no error",
+                Box::new(|| {
+                    exchange.remove_gathered("part");
+                    of_result(Ok(()))
+                }),
+            ),
+        ];
+        std::thread::scope(|scope| {
+            for (expected, call) in calls {
+                scope.spawn(move || {
+                    let begun = Instant::now();
+                    let outcome = call();
+                    assert!(outcome.contains(expected), "{outcome}, not {expected}");
+                    assert!(
+                        begun.elapsed() < OWN / 2,
+                        "{expected}: {:?}",
+                        begun.elapsed()
+                    );
+                });
+            }
+        });
     }
 
     #[test]
@@ -287,11 +407,11 @@ mod tests {
             own_index,
         };
         for rank in (0..RANKS).filter(|rank| ![7, 60].contains(rank)) {
-            exchange(rank).arrive().unwrap();
+            exchange(rank).arrive(BRIEF).unwrap();
         }
         assert_eq!(exchange(3).not_arrived(), "rank 7, 60");
-        exchange(7).arrive().unwrap();
-        exchange(60).arrive().unwrap();
+        exchange(7).arrive(BRIEF).unwrap();
+        exchange(60).arrive(BRIEF).unwrap();
         for rank in 0..RANKS {
             assert_eq!(exchange(rank).not_arrived(), "none that is known");
             exchange(rank).remove_arrivals();

@@ -397,7 +397,7 @@ impl BackendWindow for NcclWindow {
         // removed after that.
         let mut all_have_closed = lock(&self.all_have_closed);
         if !*all_have_closed {
-            self.exchange.publish("closed", b"1")?;
+            self.exchange.publish("closed", b"1", deadline)?;
             self.exchange.gather("closed", deadline)?;
             *all_have_closed = true;
         }

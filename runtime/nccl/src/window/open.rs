@@ -73,7 +73,7 @@ impl WindowGroup<'_> {
             )
             .with_source(error)
         })?;
-        exchange.publish("part", &info)?;
+        exchange.publish("part", &info, deadline)?;
         let infos = exchange.gather("part", deadline)?;
         let (placeholder, words, copies) = prepared?;
         let parts = self.check_infos(memory.dtype(), &infos)?;
@@ -294,7 +294,7 @@ impl CommQueue {
                     None => {}
                 }
                 if Instant::now() >= next_poll {
-                    exchange.check_failed()?;
+                    exchange.check_failed(deadline)?;
                     next_poll = Instant::now() + POLL_INTERVAL;
                 }
                 Ok(None)

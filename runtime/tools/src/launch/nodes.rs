@@ -410,7 +410,7 @@ impl Nodes {
         }
         let stopped = ended.stopped.or_else(|| {
             let failure = self.stopped_elsewhere()?;
-            sinks.print_message(&failure.on_another_node());
+            sinks.print_message(&failure.on_another_host());
             Some(failure)
         });
         Ok(match (stopped, outcome) {

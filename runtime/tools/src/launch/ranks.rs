@@ -484,10 +484,10 @@ impl Ranks {
                             code: STOPPED,
                             restart: Restart::Counted,
                         };
-                        // Before the rank ends: ranks of other nodes may fail because of that.
+                        // Before the rank ends: ranks of other hosts may fail because of that.
                         if let Err(error) = nodes.publish_stopped(&failure) {
                             sinks.print_message(&format!(
-                                "failed to notify the other nodes: {error}"
+                                "failed to notify the other hosts: {error}"
                             ));
                         }
                         self.stopped = Some(failure);

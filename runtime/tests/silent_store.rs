@@ -9,6 +9,7 @@ use rcomm::{
 };
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -48,6 +49,16 @@ fn pass(mut server: TcpStream, mut client: TcpStream, is_silent: &AtomicBool) {
     }
 }
 
+/// The configuration of one of two ranks that write their dumps to `dumps`.
+fn config(rank: u32, dumps: &Path) -> Config {
+    Config {
+        rendezvous: Some(Rendezvous::explicit(rank, 2, "127.0.0.1", 1).unwrap()),
+        ring_dir: RingDir::Memory,
+        dump_dir: dumps.to_owned(),
+        ..Config::default()
+    }
+}
+
 #[test]
 fn shrink_names_absent_ranks_though_its_connection_fell_silent_during_the_wait() {
     let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
@@ -55,13 +66,8 @@ fn shrink_names_absent_ranks_though_its_connection_fell_silent_during_the_wait()
     let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port, OWN).unwrap());
     let dumps = tempfile::tempdir().unwrap();
     let world = &|rank| {
-        let config = Config {
-            rendezvous: Some(Rendezvous::explicit(rank, 2, "127.0.0.1", 1).unwrap()),
-            ring_dir: RingDir::Memory,
-            dump_dir: dumps.path().to_owned(),
-            ..Config::default()
-        };
-        World::builder(config).store(store.clone()).init().unwrap()
+        let builder = World::builder(config(rank, dumps.path()));
+        builder.store(store.clone()).init().unwrap()
     };
     std::thread::scope(|scope| {
         let (tried, all_tried) = mpsc::channel::<()>();
@@ -126,11 +132,8 @@ fn calls_through_the_store_end_soon_after_their_time_outs_when_it_is_silent() {
     let dumps = tempfile::tempdir().unwrap();
     let world = &|rank| {
         let config = Config {
-            rendezvous: Some(Rendezvous::explicit(rank, 2, "127.0.0.1", 1).unwrap()),
-            ring_dir: RingDir::Memory,
-            dump_dir: dumps.path().to_owned(),
             status_wait: Duration::from_millis(200),
-            ..Config::default()
+            ..config(rank, dumps.path())
         };
         World::builder(config).store(store.clone()).init().unwrap()
     };

@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The verb for a rank that has issued an operation to which its device has not come.
 const HAS_ISSUED: &str = "has issued";
+/// The verb for a rank that has not returned from an operation.
+const IS_IN: &str = "is in";
 
 impl Context<'_> {
     /// The processes of these records, at most `most`, by host: their ids, separated by spaces, and a text like ` on
@@ -406,13 +408,38 @@ impl Context<'_> {
                 thread.is_none_or(|thread| self.aligned.op(record, position).thread == thread)
             });
         match (inside.min(), self.last_position(record, thread)) {
-            (Some(position), _) => ("is in", Some(position)),
+            (Some(position), _) => (IS_IN, Some(position)),
             // The rank is not yet in an operation that its device has not reached.
             (None, Some(position)) if self.is_unfinished(record, position) => {
                 (HAS_ISSUED, Some(position))
             }
             (None, position) => ("last issued", position),
         }
+    }
+
+    /// The stack of the call that a rank is in, or else of its newest one.
+    pub(crate) fn frames_of_newest(&self, record: RecordIx) -> Vec<FrameRef> {
+        let (does, position) = self.newest_call(record, None);
+        let Some(op) = position.map(|position| self.aligned.op(record, position)) else {
+            return Vec::new();
+        };
+        match does {
+            IS_IN => self.frames_of(record, op, Self::waiting_or_failed(op)),
+            _ => self.frames_of(record, op, "last_seen"),
+        }
+    }
+
+    /// Between which calls a rank is, like ` before barrier #7 (train.py:61)` if it is in that call, with `after` if that
+    /// is its newest one. `None` if it issued nothing, or the place of the call was not recorded.
+    pub(crate) fn beside_newest(&self, record: RecordIx) -> Option<String> {
+        let (does, position) = self.newest_call(record, None);
+        let op = self.aligned.op(record, position?);
+        let site = self.call_site(op).map(Self::name_site)?;
+        let when = if does == IS_IN { "before" } else { "after" };
+        Some(format!(
+            " {when} {} ({site})",
+            self.describe_call(record, op)
+        ))
     }
 
     /// What a rank does with its newest call, of those that this thread issued if one is given: the call, its call site

@@ -15,7 +15,7 @@ use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::format::{format_ranks, format_time};
-use rcomm_recorder::model::OpType;
+use rcomm_recorder::model::{OpType, Rank};
 use std::collections::BTreeMap;
 
 pub(crate) struct P2pUnmatched;
@@ -145,6 +145,7 @@ pub(super) fn in_cycle(
         .min_by_key(|&place| (ctx.waiting_since(place), place))
         .unwrap_or(first);
     let mut draft = draft(ctx, first, &culprits, Omission::NotPosted);
+    let cycle = super::cross_group_deadlock::shortest_cycle(ctx, ranks, places);
     if !decided {
         // The other end may have left the collective out and posted a message that no rank expects.
         draft.confidence = 0.6;
@@ -154,30 +155,18 @@ pub(super) fn in_cycle(
             .take(16)
             .map(|rank| vec![rank])
             .collect();
-        draft.doubts.push(
-            "one waits in a message and the other in a collective: either may be what the program does next"
-                .to_owned(),
-        );
+        let each = each_did(ctx, &cycle, places);
+        draft.doubts.push(format!(
+            "{each}: which of them left the order of the program is not known"
+        ));
     }
-    draft.cycle = ctx.ranks(&super::cross_group_deadlock::shortest_cycle(
-        ctx, ranks, places,
-    ));
+    draft.cycle = ctx.ranks(&cycle);
     draft.targets = ranks.to_vec();
     Some(draft)
 }
 
-/// The finding on ranks of one group that wait for each other, where no other rank shows which of them is wrong.
-fn undecided(
-    ctx: &Context<'_>,
-    ranks: &[Node],
-    places: &[usize],
-    first: usize,
-    absent: &[Node],
-) -> FindingDraft {
-    let mut draft = draft(ctx, first, absent, Omission::NotPosted);
-    let cycle = super::cross_group_deadlock::shortest_cycle(ctx, ranks, places);
-    draft.cycle = ctx.ranks(&cycle);
-    let group = ctx.group_name(ctx.group_at(first));
+/// What each rank of a cycle did instead of what its peers wait for, as far as it is known.
+fn each_did(ctx: &Context<'_>, cycle: &[Node], places: &[usize]) -> String {
     let does = |&node: &Node| {
         let waits = ctx.graph.waits_in[node].iter();
         let mut waits = waits.filter(|place| places.contains(place));
@@ -192,10 +181,25 @@ fn undecided(
     if cycle.len() > SHOWN {
         each.push("and so on".to_owned());
     }
+    each.join(", ")
+}
+
+/// The finding on ranks of one group that wait for each other, where no other rank shows which of them is wrong.
+fn undecided(
+    ctx: &Context<'_>,
+    ranks: &[Node],
+    places: &[usize],
+    first: usize,
+    absent: &[Node],
+) -> FindingDraft {
+    let mut draft = draft(ctx, first, absent, Omission::NotPosted);
+    let cycle = super::cross_group_deadlock::shortest_cycle(ctx, ranks, places);
+    draft.cycle = ctx.ranks(&cycle);
+    let group = ctx.group_name(ctx.group_at(first));
     let all_ranks = format_ranks(&ctx.ranks(ranks));
-    let each = match each.is_empty() {
-        true => String::new(),
-        false => format!(": {}", each.join(", ")),
+    let each = match each_did(ctx, &cycle, places) {
+        each if each.is_empty() => each,
+        each => format!(": {each}"),
     };
     draft.sentence = format!(
         "{all_ranks} wait for each other on group {group}{each}; which of them took the wrong order or the wrong peer \
@@ -223,6 +227,40 @@ fn undecided(
 
 /// At most this many ranks of a cycle are described one by one.
 const SHOWN: usize = 4;
+
+/// Between which calls of the program the other half of this kind of message is missing, as far as their places are
+/// recorded, like ` before barrier #7 (train.py:61); it posted its last one at train.py:58`.
+fn place_of_omission(
+    ctx: &Context<'_>,
+    group: GroupIx,
+    culprits: &[Rank],
+    waiting: Rank,
+    half: OpType,
+) -> String {
+    let [rank] = culprits[..] else {
+        return String::new();
+    };
+    let Some(record) = ctx.aligned.record_in(group, rank) else {
+        return String::new();
+    };
+    let is_other_half = |&position: &u32| {
+        let op = ctx.aligned.op(record, position);
+        op.kind.is_p2p()
+            && op.kind != half
+            && peer_rank(ctx.aligned, group, record, position) == Some(waiting)
+    };
+    let mut lanes = ctx.aligned.lanes[record].iter();
+    let last = lanes
+        .find(|lane| lane.group == group)
+        .and_then(|lane| lane.messages.iter().copied().rev().find(is_other_half))
+        .and_then(|position| ctx.call_site(ctx.aligned.op(record, position)))
+        .map(Context::name_site);
+    let newest = ctx.beside_newest(record).unwrap_or_default();
+    match last {
+        Some(site) => format!("{newest}; it posted its last one at {site}"),
+        None => newest,
+    }
+}
 
 /// What a rank did instead of what its peers wait for, like `posted send #5 to rank 4 first` or `is in all_reduce #7`.
 /// `None` if no message of the batch is to or from a rank that is missing there.
@@ -504,11 +542,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], omission: Omission) ->
             draft
                 .evidence
                 .extend(ctx.evidence_of_newest(peer_record, group));
-            if let Some(op) = ctx.last_op(peer_record) {
-                draft
-                    .frames
-                    .extend(ctx.frames_of(peer_record, op, "last_seen"));
-            }
+            draft.frames.extend(ctx.frames_of_newest(peer_record));
         }
     }
     if omission == Omission::NotStarted {
@@ -521,8 +555,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], omission: Omission) ->
             .ruled_out
             .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
         draft.next = format!(
-            "find out why {} posted no {half} for rank {waiting}",
-            format_ranks(&culprits)
+            "find out why {} posted no {half} for rank {waiting}{}",
+            format_ranks(&culprits),
+            place_of_omission(ctx, group, &culprits, waiting, op.kind)
         );
     }
     draft.targets = nodes.to_vec();

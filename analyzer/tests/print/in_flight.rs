@@ -3,7 +3,7 @@
 use rcomm_analyzer::format::bytes;
 use rcomm_analyzer::print::{html, human};
 use rcomm_analyzer::simulate::{Simulation, Situation};
-use rcomm_analyzer::{InstanceReport, InstanceState, Policy, Report, analyze};
+use rcomm_analyzer::{InstanceReport, InstanceState, Policy, Report, SeqKind, analyze};
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 
@@ -93,5 +93,27 @@ fn different_sizes_of_a_collective_are_both_noted() {
     for (written, cell) in [(text, both.clone()), (page, format!("<td>{both}"))] {
         let written = String::from_utf8(written).expect("the report is text");
         assert_eq!(written.matches(&cell).count(), 1, "{written}");
+    }
+}
+
+#[test]
+fn a_message_is_complete_with_two_ranks_and_who_is_missing_is_named() {
+    let mut report = analyze(&dumps(), &Policy::default());
+    let message = &mut report.in_flight[0];
+    message.seq_kind = SeqKind::P2pSeqId;
+    (message.joined, message.missing) = (vec![1], vec![5]);
+    report.in_flight.truncate(1);
+    let layout = human::Layout {
+        width: 240,
+        detail: human::Detail::Verbose,
+    };
+    let (mut text, mut page) = (Vec::new(), Vec::new());
+    human::write(&report, &layout, &mut text).expect("memory takes the report");
+    html::write(&report, &[], &mut page).expect("memory takes the page");
+    for (written, joined, missing) in [(text, " 1/2 ", " rank 5"), (page, "<td>1/2", "<td>rank 5")]
+    {
+        let written = String::from_utf8(written).expect("the report is text");
+        assert!(written.contains(joined), "{written}");
+        assert!(written.contains(missing), "{written}");
     }
 }

@@ -1,8 +1,8 @@
 //! Text for groups, ranks, counts, times and operations, shared by all printers and screens.
 
-use crate::report::InstanceReport;
 pub use crate::report::names::{GroupNames, group_label, group_labels, is_undescribed};
 use crate::report::refs::{FrameRef, SeqKind};
+use crate::report::{InstanceReport, InstanceState};
 use rcomm_recorder::model::Rank;
 pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;
@@ -15,6 +15,27 @@ pub fn size(instance: &InstanceReport) -> String {
         Some(least) => format!("{} or {most}", bytes(least)),
         None => most,
     }
+}
+
+/// The number of ranks with which an operation is complete: the group's members or, of a message, its two ends.
+pub fn expected(instance: &InstanceReport) -> usize {
+    match instance.seq_kind {
+        SeqKind::CollectiveSeqId => instance.group.ranks.len(),
+        SeqKind::P2pSeqId => 2.max(instance.joined.len()),
+    }
+}
+
+/// How many ranks have joined an operation, and with how many it is complete, like `1/2`.
+pub fn joined(instance: &InstanceReport) -> String {
+    format!("{}/{}", instance.joined.len(), expected(instance))
+}
+
+/// The age of an operation; `None` if it is not known, or the operation has failed: then it grows no older.
+pub fn age_in_words(instance: &InstanceReport) -> Option<String> {
+    let age_ms = instance
+        .age_ms
+        .filter(|_| instance.state != InstanceState::Failed);
+    age_ms.map(duration_ms)
 }
 
 /// Whether a file of a call stack belongs to the communication library or its wrappers, and not to the program.

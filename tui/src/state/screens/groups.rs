@@ -7,6 +7,7 @@ use crate::page::table::{Cell, Headings, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::format::expected;
 use rcomm_analyzer::{GroupRef, GroupReport, GroupState, InstanceState, SeqKind};
 use rcomm_recorder::model::text::{age, millis};
 use std::collections::{HashMap, HashSet};
@@ -137,7 +138,7 @@ fn row(
         .map_or_else(String::new, |instance| {
             let size = match instance.seq_kind {
                 SeqKind::CollectiveSeqId => instance.group.ranks.len().max(members),
-                SeqKind::P2pSeqId => super::in_flight::expected(instance),
+                SeqKind::P2pSeqId => expected(instance),
             };
             format!(" ({}/{size})", instance.joined.len())
         });

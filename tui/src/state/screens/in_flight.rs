@@ -7,8 +7,8 @@ use crate::page::table::{Cell, Column, Headings, Mark, Row, Table, number, rest,
 use crate::page::theme::Tone;
 use crate::page::{Body, Page, Pane, plain};
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::count;
-use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Severity, Verdict};
+use rcomm_analyzer::format::{count, expected};
+use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, Severity, Verdict};
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
@@ -137,14 +137,6 @@ fn is_blamed(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
     let is_any = named.peek().is_none();
     let is_bad = model.index.group(&instance.group) == GroupState::Bad;
     is_bad && (is_any || named.any(|it| it == (instance.seq, instance.seq_kind)))
-}
-
-/// The number of ranks that an operation is complete with: the group's members or, of a message, its two ends.
-pub(super) fn expected(instance: &InstanceReport) -> usize {
-    match instance.seq_kind {
-        SeqKind::CollectiveSeqId => instance.group.ranks.len(),
-        SeqKind::P2pSeqId => 2.max(instance.joined.len()),
-    }
 }
 
 /// The size of an operation; if its members passed different ones that must be equal, the least and the largest.

@@ -6,7 +6,7 @@ use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::{count, rank_set};
+use rcomm_analyzer::format::{count, joined, rank_set};
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{GroupRef, GroupReport, InstanceState, RankState, SeqKind};
@@ -123,8 +123,7 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Vec<Line> {
         ),
     ]];
     if let Some(oldest) = oldest {
-        let expected = super::in_flight::expected(oldest);
-        let joined = format!("{}/{expected}", oldest.joined.len());
+        let joined = joined(oldest);
         let failed = oldest.state == InstanceState::Failed;
         let which = if failed { "failed" } else { "oldest" };
         let mut text = format!("{which}: {} #{}, {joined} joined", oldest.op, oldest.seq);

@@ -1,7 +1,9 @@
 //! Writes the operations in flight, the groups and the ranks as tables that can be folded.
 
 use super::Text;
-use rcomm_verdict::format::{GroupNames, Spans, count, duration_ms, grouped, size};
+use rcomm_verdict::format::{
+    GroupNames, Spans, age_in_words, count, duration_ms, format_ranks, grouped, joined, size,
+};
 use rcomm_verdict::{InstanceState, Report};
 use std::io::{self, Write};
 
@@ -20,20 +22,25 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             InstanceState::Failed => "failed",
         };
         vec![
-            duration(instance.age_ms),
+            age_in_words(instance).unwrap_or_else(|| "–".to_owned()),
             instance.op.clone(),
             instance.seq.to_string(),
             names.name(&instance.group),
             size(instance),
-            format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
+            joined(instance),
             state.to_owned(),
             match (instance.missing.as_slice(), &instance.error) {
                 ([], Some(error)) => error.clone(),
-                (missing, Some(error)) => format!("{}; {error}", Spans(missing)),
-                (missing, None) => Spans(missing).to_string(),
+                ([], None) => String::new(),
+                (missing, Some(error)) => format!("{}; {error}", format_ranks(missing)),
+                (missing, None) => format_ranks(missing),
             },
         ]
     });
+    let missing = match report.in_flight.iter().any(|it| it.error.is_some()) {
+        true => "missing or error",
+        false => "missing",
+    };
     table(
         "In flight or failed",
         &[
@@ -44,7 +51,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             "bytes",
             "joined",
             "state",
-            "missing",
+            missing,
         ],
         in_flight,
         out,

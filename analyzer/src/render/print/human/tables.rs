@@ -2,7 +2,9 @@
 
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::format::{GroupNames, Spans, duration_ms, size};
+use rcomm_verdict::format::{
+    GroupNames, Spans, age_in_words, duration_ms, format_ranks, joined, size,
+};
 use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;
@@ -53,22 +55,26 @@ fn write_in_flight(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> 
             InstanceState::Failed => "failed",
         };
         vec![
-            instance.age_ms.map_or_else(|| "-".to_owned(), duration_ms),
+            age_in_words(instance).unwrap_or_else(|| "-".to_owned()),
             names.operation(&instance.op, instance.seq, &instance.group),
             size(instance),
-            format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
+            joined(instance),
             state.to_owned(),
             match (instance.missing.as_slice(), &instance.error) {
                 ([], Some(error)) => error.clone(),
                 ([], None) => "-".to_owned(),
-                (missing, Some(error)) => format!("{}; {error}", Spans(missing)),
-                (missing, None) => Spans(missing).to_string(),
+                (missing, Some(error)) => format!("{}; {error}", format_ranks(missing)),
+                (missing, None) => format_ranks(missing),
             },
         ]
     });
+    let missing = match report.in_flight.iter().any(|it| it.error.is_some()) {
+        true => "missing or error",
+        false => "missing",
+    };
     table(
         "in flight or failed, oldest first",
-        &["age", "operation", "bytes", "joined", "state", "missing"],
+        &["age", "operation", "bytes", "joined", "state", missing],
         rows,
         page,
     )

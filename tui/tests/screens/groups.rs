@@ -64,6 +64,23 @@ fn groups_that_share_a_label_are_distinguished_by_their_ranks() {
 }
 
 #[test]
+fn groups_in_which_a_rank_is_late_are_marked_and_first() {
+    // The ranks 16 to 23 of one host are late in every step.
+    let mut state = showing(recorded(Situation::Straggler), (120, 40));
+    press(&mut state, "2");
+    let screen = text::of(&state);
+    let rows = |start: &str| {
+        let rows = screen.lines().filter(|line| line.starts_with(start));
+        rows.count()
+    };
+    let first = screen.lines().position(|line| line.starts_with("~ "));
+    let others = screen.lines().position(|line| line.starts_with("  tp"));
+    assert!(first < others && first.is_some(), "{screen}");
+    // A group of late ranks only waits for none of them.
+    assert_eq!(rows("~ tp"), 0, "{screen}");
+}
+
+#[test]
 fn ranks_that_are_late_do_not_share_a_row_with_others() {
     // All ranks have completed the same, and those of one host, not the first, are late in every step.
     let mut state = showing(recorded(Situation::Straggler), (120, 40));

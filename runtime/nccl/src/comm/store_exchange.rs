@@ -265,7 +265,7 @@ mod tests {
     use std::net::TcpListener;
 
     /// More than any call takes.
-    const BRIEF: Deadline = Deadline::In(Duration::from_secs(60));
+    const LIMIT: Deadline = Deadline::In(Duration::from_secs(60));
     /// The time-out of a store that is silent.
     const OWN: Duration = Duration::from_secs(30);
 
@@ -282,12 +282,12 @@ mod tests {
         };
         for rank in 0..RANKS {
             let value = rank.to_le_bytes();
-            exchange(rank).publish("part", &value, BRIEF).unwrap();
+            exchange(rank).publish("part", &value, LIMIT).unwrap();
         }
         let expected = (0..RANKS).map(|rank| rank.to_le_bytes().to_vec());
         let expected: Vec<Vec<u8>> = expected.collect();
         for rank in 0..RANKS {
-            assert_eq!(exchange(rank).gather("part", BRIEF).unwrap(), expected);
+            assert_eq!(exchange(rank).gather("part", LIMIT).unwrap(), expected);
         }
         // The first rank reads each value, the others one key; each counts itself.
         assert_eq!(store.keys(), u64::from(3 * RANKS - 1));
@@ -306,13 +306,13 @@ mod tests {
             own_index,
         };
         for rank in 0..3 {
-            exchange(rank).publish("part", b"1", BRIEF).unwrap();
+            exchange(rank).publish("part", b"1", LIMIT).unwrap();
         }
-        exchange(0).gather("part", BRIEF).unwrap();
-        exchange(2).gather("part", BRIEF).unwrap();
+        exchange(0).gather("part", LIMIT).unwrap();
+        exchange(2).gather("part", LIMIT).unwrap();
         let missing = exchange(1).missing("part");
         assert_eq!(missing, "did not arrive: none that is known");
-        exchange(1).gather("part", BRIEF).unwrap();
+        exchange(1).gather("part", LIMIT).unwrap();
         assert_eq!(store.num_keys().unwrap(), 0);
     }
 
@@ -357,7 +357,7 @@ mod tests {
             ("did not say", Box::new(|| exchange.not_arrived())),
             (
                 "no error",
-                Box::new(|| of_result(exchange.check_failed(BRIEF))),
+                Box::new(|| of_result(exchange.check_failed(LIMIT))),
             ),
             (
                 "no error",
@@ -407,11 +407,11 @@ mod tests {
             own_index,
         };
         for rank in (0..RANKS).filter(|rank| ![7, 60].contains(rank)) {
-            exchange(rank).arrive(BRIEF).unwrap();
+            exchange(rank).arrive(LIMIT).unwrap();
         }
         assert_eq!(exchange(3).not_arrived(), "rank 7, 60");
-        exchange(7).arrive(BRIEF).unwrap();
-        exchange(60).arrive(BRIEF).unwrap();
+        exchange(7).arrive(LIMIT).unwrap();
+        exchange(60).arrive(LIMIT).unwrap();
         for rank in 0..RANKS {
             assert_eq!(exchange(rank).not_arrived(), "none that is known");
             exchange(rank).remove_arrivals();

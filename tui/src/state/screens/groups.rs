@@ -8,7 +8,8 @@ use crate::page::theme::Tone;
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::expected;
-use rcomm_analyzer::{GroupRef, GroupReport, GroupState, InstanceState, SeqKind};
+use rcomm_analyzer::{GroupRef, GroupReport, GroupState, InstanceState, RankState, SeqKind};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{age, millis};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -26,8 +27,10 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
     let wanted: Option<HashSet<&GroupRef>> =
         only.map(|some| some.iter().map(Arc::as_ref).collect());
     let fold = only.is_none() && model.fold == Fold::Alike;
-    let mut folds: Vec<(GroupState, Vec<&GroupReport>)> = Vec::new();
-    let mut fold_of_key: HashMap<(GroupState, bool, &str, usize), usize> = HashMap::new();
+    let late = late_ranks(model);
+    // The state of the groups, whether ranks are late there, and the groups.
+    let mut folds: Vec<(GroupState, bool, Vec<&GroupReport>)> = Vec::new();
+    let mut fold_of_key: HashMap<(GroupState, bool, bool, &str, usize), usize> = HashMap::new();
     for report in &model.snapshot.report.groups {
         let group = &report.group;
         if wanted
@@ -52,16 +55,17 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         // What happens to be in flight does not divide groups: their rows would come and go.
         let state = state.min(GroupState::Busy);
         let used = report.last_seq.is_some();
-        let key = (state, used, group.desc.as_str(), group.ranks.len());
+        let is_late = used && is_late(group, &late);
+        let key = (state, is_late, used, group.desc.as_str(), group.ranks.len());
         // Groups without a meaningful description are not folded; `undefined` is PyTorch's default.
         let alike = fold && !group.desc.is_empty() && group.desc != "undefined";
         match fold_of_key.get(&key) {
-            Some(&index) if alike => folds[index].1.push(report),
+            Some(&index) if alike => folds[index].2.push(report),
             _ => {
                 if alike {
                     fold_of_key.insert(key, folds.len());
                 }
-                folds.push((state, vec![report]));
+                folds.push((state, is_late, vec![report]));
             }
         }
     }
@@ -71,19 +75,22 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             *messages.entry(&instance.group).or_default() += 1;
         }
     }
-    // Causes first, then waiting and then failed groups, each kind by the age of the oldest operation, then the rest in
-    // the report's order.
-    folds.sort_by(|(left_state, left), (right_state, right)| {
-        let waited_ms = |reports: &[&GroupReport]| match left_state {
-            GroupState::Busy => 0.0,
-            _ => oldest_ms(reports).unwrap_or(0.0),
-        };
-        // Groups without a collective come last.
-        let used = |reports: &[&GroupReport]| reports.iter().any(|it| it.last_seq.is_some());
-        (left_state.cmp(right_state))
-            .then(waited_ms(right).total_cmp(&waited_ms(left)))
-            .then(used(right).cmp(&used(left)))
-    });
+    // Causes first, then waiting and then failed groups, each kind by the age of the oldest operation, then those where
+    // a rank is late, then the rest in the report's order.
+    folds.sort_by(
+        |(left_state, left_late, left), (right_state, right_late, right)| {
+            let waited_ms = |reports: &[&GroupReport]| match left_state {
+                GroupState::Busy => 0.0,
+                _ => oldest_ms(reports).unwrap_or(0.0),
+            };
+            // Groups without a collective come last.
+            let used = |reports: &[&GroupReport]| reports.iter().any(|it| it.last_seq.is_some());
+            (left_state.cmp(right_state))
+                .then(waited_ms(right).total_cmp(&waited_ms(left)))
+                .then(right_late.cmp(left_late))
+                .then(used(right).cmp(&used(left)))
+        },
+    );
     Table {
         columns: vec![
             rest("group", 0),
@@ -97,7 +104,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         ],
         rows: folds
             .iter()
-            .map(|(state, reports)| row(model, *state, reports, &messages))
+            .map(|(state, late, reports)| row(model, *state, *late, reports, &messages))
             .collect(),
         headings: Headings::Shown,
         empty: if model.snapshot.report.groups.is_empty() {
@@ -106,6 +113,21 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             model.none_left("group")
         },
     }
+}
+
+/// The ranks that are repeatedly late.
+fn late_ranks(model: &ViewModel<'_>) -> HashSet<Rank> {
+    let states = model.snapshot.ranks.iter().zip(&model.index.states);
+    states
+        .filter(|(_, state)| **state == RankState::Late)
+        .map(|(view, _)| view.rank)
+        .collect()
+}
+
+/// Whether other members of a group wait for a late one. If all are late, none waits for another.
+fn is_late(group: &GroupRef, late: &HashSet<Rank>) -> bool {
+    let count = group.ranks.iter().filter(|rank| late.contains(rank));
+    (1..group.ranks.len()).contains(&count.count())
 }
 
 fn oldest_ms(reports: &[&GroupReport]) -> Option<f64> {
@@ -122,6 +144,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 fn row(
     model: &ViewModel<'_>,
     state: GroupState,
+    late: bool,
     reports: &[&GroupReport],
     messages: &HashMap<&GroupRef, usize>,
 ) -> Row {
@@ -157,7 +180,10 @@ fn row(
     };
     let or_nan = |value: Option<f64>| value.unwrap_or(f64::NAN);
     Row {
-        mark: state.mark(),
+        mark: match late && !state.is_problem() {
+            true => RankState::Late.mark(),
+            false => state.mark(),
+        },
         cells: vec![
             Cell::text(model.labels(groups.iter().copied())),
             Cell::text(fold_count).toned(Tone::Dim),
@@ -178,6 +204,7 @@ fn row(
             GroupState::Bad => Tone::Bad,
             GroupState::Waiting => Tone::Waiting,
             GroupState::Failed => Tone::Late,
+            GroupState::Busy | GroupState::Idle if late => Tone::Late,
             GroupState::Busy | GroupState::Idle => Tone::Plain,
         },
         target: Some(group_target(&groups)),

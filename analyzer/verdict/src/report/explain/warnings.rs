@@ -35,15 +35,10 @@ pub(super) const W160: Prose = Prose {
 
 pub(super) const W220: Prose = Prose {
     meaning: "A rank is repeatedly the last to arrive at its collectives, and the others wait for it. The share is the \
-             part of the job's time that they lost because of the rank. If durations are recorded, lateness is taken \
-             from them: in each operation the last to arrive waits least. Otherwise lateness is taken from the times \
-             of issue, after the hosts' clocks are estimated from the collectives, and differences within the error \
-             of this estimate are not reported. Arrivals are not compared across messages. The time of the job is cut \
-             into intervals. Among those that lost most time, the rank must cost most in so many that this happens by \
-             chance in less than one of 10,000 jobs, corrected for the number of ranks, and it must cost twice as much \
-             as any other rank; for a rank that a live view has just reported, less is enough. Idle time in the \
-             schedule of a pipeline and waits for a slow link have no price: the records do not show how short they \
-             could have been.",
+             part of the job's time that they lost because of the rank. In the intervals in which the job lost most \
+             time, the rank cost most so often that this happens by chance in less than one of 10,000 jobs whose ranks \
+             are alike (a live view that has just reported the rank needs less), and it cost twice as much as any \
+             other rank. Idle time in the schedule of a pipeline and waits for a slow link are not counted.",
     causes: &[
         "a host that is slower: CPU contention, a shared file system, thermal or power limits",
         "uneven work: longer sequences, more experts, another pipeline stage",

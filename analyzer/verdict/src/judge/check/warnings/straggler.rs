@@ -6,7 +6,7 @@ use crate::align::retiring_is_all;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::lateness::{ERROR_RATE, Late, Lateness, Pattern, Starved, percentile};
-use crate::report::format::{format_lateness, format_percent, format_ranks};
+use crate::report::format::{format_lateness, format_percent, format_ranks, grouped};
 use crate::report::{Code, Problem, Severity};
 use rcomm_recorder::model::Rank;
 
@@ -94,10 +94,10 @@ fn by_turns(lateness: &Lateness) -> String {
 fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, units: &str) -> String {
     format!(
         "chance: of the {stretches} intervals of {} in which the job lost most time, it cost most in {}; if the \
-        {among} {units} were alike, that would happen in less than one of {:.0} jobs",
+        {among} {units} were alike, that would happen in less than one of {} jobs",
         format_lateness(stretch_ms),
         late.stretches,
-        1.0 / ERROR_RATE
+        grouped((1.0 / ERROR_RATE).round() as u64)
     )
 }
 

@@ -90,32 +90,21 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         .filter(|node| !gone.contains(node))
         .collect();
     let culprits = ctx.ranks(&gone);
+    let (one, several) =
+        match ctx.life.end.is_some() || others.iter().any(|&other| has_left(ctx, other)) {
+            true => ("was inside, too", "were inside, too"),
+            false => ("is still there", "are still there"),
+        };
+    let targets = [&gone[..], &[place + ctx.graph.ranks]].concat();
     let detail = format!(
-        ": {} ended inside {} #{} on group {}{}; {}",
+        ": {} ended inside {} #{} on group {}{}; {}{}",
         if culprits.len() == 1 { "it" } else { "they" },
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
         how_they_ended(ctx, &culprits),
-        match ctx.life.end.is_some() || others.iter().any(|&other| has_left(ctx, other)) {
-            true => count_ranks(
-                inside.len() - gone.len(),
-                "was inside, too",
-                "were inside, too"
-            ),
-            false => format!(
-                "{}{}",
-                count_ranks(
-                    inside.len() - gone.len(),
-                    "is still there",
-                    "are still there"
-                ),
-                ctx.waiting_in_all(
-                    &[&gone[..], &[place + ctx.graph.ranks]].concat(),
-                    others.len()
-                )
-            ),
-        },
+        count_ranks(others.len(), one, several),
+        ctx.waiting_in_all(&targets, others.len()),
     );
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
     look_at_exit(ctx, &mut draft);

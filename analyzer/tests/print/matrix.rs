@@ -2,7 +2,7 @@
 
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
-use rcomm_analyzer::{GroupRef, Policy, analyze};
+use rcomm_analyzer::{Finding, GroupRef, Policy, Report, analyze};
 use rcomm_recorder::model::{Entry, EntryState};
 
 /// The last five operations of a group in a simulated job of 16 ranks, 10 s after the fault.
@@ -53,6 +53,26 @@ fn equal_rows_fold_into_one_and_another_operation_is_a_mismatch() {
         matrix.ops.last().map(String::as_str),
         Some("reduce_scatter_single")
     );
+}
+
+#[test]
+fn a_rank_at_fault_shares_no_row_with_those_that_wait() {
+    let dumps = Simulation::new(Situation::Healthy, 4, 0).dumps_at(1_000_000_000);
+    let group = &dumps[0].groups[0].info;
+    let group = GroupRef {
+        name: group.name.clone(),
+        desc: group.desc.clone(),
+        ranks: group.ranks.clone(),
+    };
+    let mut report = analyze(&dumps, &Policy::default());
+    let rows_of = |report: &Report| -> Vec<Vec<u32>> {
+        let matrix = matrix((0..).zip(&dumps), &group, report, 1, Rows::Folded);
+        matrix.rows.into_iter().map(|row| row.ranks).collect()
+    };
+    report.findings = vec![];
+    assert_eq!(rows_of(&report), [[0, 1, 2, 3]]);
+    report.findings = vec![Finding::not_joined(vec![2], "rank 2 is at fault".into())];
+    assert_eq!(rows_of(&report), [vec![0, 1, 3], vec![2]]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The rank × sequence matrix of one group: the state of each shown collective on each member.
 
-use crate::report::{Code, Finding, GroupRef, InstanceReport, Report, SeqKind};
+use crate::report::{Code, Finding, GroupRef, InstanceReport, Report, SeqKind, Severity};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The state of one collective on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -80,7 +80,7 @@ pub struct Matrix {
 pub enum Rows {
     /// One row per rank.
     Each,
-    /// One row per distinct sequence of cells.
+    /// One row per distinct sequence of cells; ranks at fault share no row with others.
     Folded,
 }
 
@@ -151,7 +151,15 @@ pub fn matrix<'a>(
     let ops: Vec<&str> = seqs.iter().map(|seq| majority(&lines, *seq)).collect();
     let odd = odd_calls(&report.findings, group);
     let mut matrix_rows: Vec<Row> = Vec::new();
-    let mut row_of: HashMap<Vec<Cell>, usize> = HashMap::new();
+    let mut row_of: HashMap<(bool, Vec<Cell>), usize> = HashMap::new();
+    let errors = report
+        .findings
+        .iter()
+        .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none());
+    let at_fault: HashSet<Rank> = errors
+        .flat_map(|error| &error.culprit_ranks)
+        .copied()
+        .collect();
     for line in lines.values() {
         let cells: Vec<Cell> = seqs
             .iter()
@@ -160,7 +168,9 @@ pub fn matrix<'a>(
             .collect();
         let since = line.pending_since_ns;
         let index = match rows {
-            Rows::Folded => *row_of.entry(cells.clone()).or_insert(matrix_rows.len()),
+            Rows::Folded => *row_of
+                .entry((at_fault.contains(&line.rank), cells.clone()))
+                .or_insert(matrix_rows.len()),
             Rows::Each => matrix_rows.len(),
         };
         match matrix_rows.get_mut(index) {

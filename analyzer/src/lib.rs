@@ -64,6 +64,6 @@ pub use rcomm_verdict::{
     GroupChange, GroupRef, GroupReport, Input, InstanceReport, InstanceState, JobEnd, LaterAttempt,
     LogInput, LogLine, Message, MessageNumbers, Place, Policy, Price, Problem, RankReport,
     RecordFile, Report, SeqKind, Severity, Since, StackNode, Unread, Until, Verdict, Wait, analyze,
-    causes, ended_ns, explain, filter, format, logs, matrix, status_entry,
+    causes, ended_ns, explain, filter, format, logs, matrix, seq_of, status_entry,
 };
 pub use render::{export, print};

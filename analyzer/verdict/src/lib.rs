@@ -27,7 +27,8 @@ pub mod logs;
 mod report;
 
 pub use align::{
-    Extent, MAX_WORLD, Message, MessageNumbers, Workers, ended_ns, retiring_is_all, status_entry,
+    Extent, MAX_WORLD, Message, MessageNumbers, Workers, ended_ns, retiring_is_all, seq_of,
+    status_entry,
 };
 pub use judge::{Analysis, LaterAttempt, Policy, RecordFile, Unread, analyze, is_exception};
 pub use report::{

@@ -8,7 +8,7 @@ use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{GroupRef, Snapshot, ended_ns, status_entry};
+use rcomm_analyzer::{GroupRef, Snapshot, ended_ns, seq_of, status_entry};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +40,7 @@ pub(crate) struct Slice {
     group: usize,
     /// Index into `ops` of the [`Timeline`].
     op: usize,
-    /// `p2p_seq_id` of a send or receive, else `collective_seq_id`.
+    /// `p2p_seq_id` of a send, a receive or the end of a batch of them, else `collective_seq_id`.
     seq: u64,
     state: EntryState,
     /// Id of the CUDA graph that contains the operation. The operation runs whenever the graph is launched; launches
@@ -175,10 +175,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
             let Some(group) = groups.get(entry.group as usize) else {
                 continue;
             };
-            let seq = match entry.op.is_p2p() {
-                true => entry.p2p_seq_id,
-                false => entry.collective_seq_id,
-            };
+            let seq = seq_of(entry);
             let ranks = [rank];
             let host_of_rank = |rank: Rank| host_of(rank);
             let subject = Subject {
@@ -347,11 +344,17 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_their_own_sequence_numbers() {
+    fn messages_and_the_ends_of_their_batches_have_their_own_sequence_numbers() {
+        for op in [OpType::Send, OpType::Coalesced] {
+            assert_own_number(op);
+        }
+    }
+
+    fn assert_own_number(op: OpType) {
         let mut snapshot = snapshot(4);
         let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
         let newest = dump.entries.last_mut().expect("the rank has operations");
-        newest.op = OpType::Send;
+        (newest.op, newest.is_p2p) = (op, true);
         newest.p2p_seq_id = newest.collective_seq_id + 1000;
         let expected = newest.p2p_seq_id;
         let filter = Filter::parse(&format!("seq:{expected}")).expect("the filter is valid");

@@ -27,7 +27,7 @@ mod taken;
 mod workers;
 
 pub use message::{Message, MessageNumbers};
-pub use record::{Extent, MAX_WORLD, ended_ns, retiring_is_all, status_entry};
+pub use record::{Extent, MAX_WORLD, ended_ns, retiring_is_all, seq_of, status_entry};
 pub use workers::Workers;
 
 pub(crate) use aligned::{Aligned, Alignment, Lane};

@@ -283,6 +283,15 @@ pub fn status_entry<'a>(dump: &'a Dump, entry: &'a Entry) -> &'a Entry {
         .unwrap_or(entry)
 }
 
+/// The number of an operation among those of its kind in its group: of a message, or of the call that ends a batch of
+/// them, the number among messages, else that among collectives.
+pub fn seq_of(entry: &Entry) -> u64 {
+    match entry.is_p2p || entry.op.is_p2p() {
+        true => entry.p2p_seq_id,
+        false => entry.collective_seq_id,
+    }
+}
+
 /// When an operation ended, wall clock, ns since the epoch: when it completed or, if it failed, when the rank recorded
 /// its failure. 0 if it is pending, or that was not recorded.
 pub fn ended_ns(dump: &Dump, entry: &Entry) -> i64 {

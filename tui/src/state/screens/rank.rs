@@ -9,7 +9,7 @@ use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::format::{count, grouped, is_library};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{Code, GroupRef, RankView, status_entry};
+use rcomm_analyzer::{Code, GroupRef, RankView, seq_of, status_entry};
 use rcomm_recorder::model::text::{age, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -283,11 +283,7 @@ fn operation(
         EntryState::Started | EntryState::Scheduled => Tone::Waiting,
     };
     let group = group_of(dump, entry);
-    let seq = if entry.op.is_p2p() {
-        entry.p2p_seq_id
-    } else {
-        entry.collective_seq_id
-    };
+    let seq = seq_of(entry);
     let so_far_ms = (group
         .as_ref()
         .filter(|_| !cut_off && end_of(dump, entry).is_none()))

@@ -13,7 +13,9 @@ use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::{count, group_label};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{GroupRef, RankState, RankView, SeqKind, Snapshot, ended_ns, status_entry};
+use rcomm_analyzer::{
+    GroupRef, RankState, RankView, SeqKind, Snapshot, ended_ns, seq_of, status_entry,
+};
 use rcomm_recorder::model::text::{bytes, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
@@ -347,14 +349,6 @@ fn is_overdue(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry) -> bool {
             && (instance.seq_kind, instance.seq) == (kind, seq_of(entry))
             && instance.group == *group
     })
-}
-
-fn seq_of(entry: &Entry) -> u64 {
-    if entry.op.is_p2p() {
-        entry.p2p_seq_id
-    } else {
-        entry.collective_seq_id
-    }
 }
 
 /// When the end of an operation was noticed, ns since the epoch: the time of its issue if the record has none for the

@@ -8,7 +8,7 @@ use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::causes::{self, Link};
 use rcomm_analyzer::format::{count, rank_set};
-use rcomm_analyzer::{Finding, FrameRef, RankState};
+use rcomm_analyzer::{Finding, FrameRef, RankState, seq_of};
 use rcomm_recorder::model::{Entry, Frame, Rank};
 use rcomm_recorder::publish::Dump;
 
@@ -296,11 +296,7 @@ fn place<'a>(
 /// An operation as text; `None` if the record lacks its group.
 fn call(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Option<String> {
     let group = super::rank::group_of(dump, entry)?;
-    let seq = if entry.op.is_p2p() {
-        entry.p2p_seq_id
-    } else {
-        entry.collective_seq_id
-    };
+    let seq = seq_of(entry);
     Some(overview::call(
         model,
         super::rank::op_name(dump, entry),

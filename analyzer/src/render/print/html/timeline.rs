@@ -8,7 +8,7 @@ use super::shown::ShownRecords;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::format::{GroupNames, count, duration_ms, group_label};
-use rcomm_verdict::{GroupRef, status_entry};
+use rcomm_verdict::{GroupRef, seq_of, status_entry};
 use std::io::{self, Write};
 
 const LABEL_WIDTH: f64 = 76.0;
@@ -194,11 +194,7 @@ fn draw(
             .signatures
             .get(entry.signature as usize)
             .map_or(entry.op.name(), |signature| signature.op_name.as_str());
-        let seq = if entry.is_p2p {
-            entry.p2p_seq_id
-        } else {
-            entry.collective_seq_id
-        };
+        let seq = seq_of(entry);
         let state = if pending {
             "pending".to_owned()
         } else {

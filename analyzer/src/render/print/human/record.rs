@@ -6,7 +6,7 @@ use crate::render::state_name;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::format::{Ranks, bytes, count, duration_ms, group_label};
-use rcomm_verdict::{GroupRef, status_entry};
+use rcomm_verdict::{GroupRef, seq_of, status_entry};
 use std::io::{self, Write};
 
 /// A brief page shows at most this many of the newest operations.
@@ -124,11 +124,7 @@ fn write_operations(
             (1.., 1..) => duration_ms((now - entry.time_created_ns) as f64 / 1e6),
             _ => "-".to_owned(),
         };
-        let seq = if entry.is_p2p {
-            entry.p2p_seq_id
-        } else {
-            entry.collective_seq_id
-        };
+        let seq = seq_of(entry);
         let state = match (entry.graph_id, entry.state) {
             // A captured operation runs when its graph is launched, which the record does not show.
             (Some(graph), _) => format!("in graph {graph}"),

@@ -3,7 +3,8 @@
 use crate::sample;
 use rcomm_analyzer::print::html;
 use rcomm_analyzer::simulate::{Simulation, Situation};
-use rcomm_analyzer::{Policy, Report, analyze};
+use rcomm_analyzer::{InstanceState, Policy, Report, analyze};
+use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::Dump;
 use std::io::Write as _;
 use std::path::Path;
@@ -128,6 +129,33 @@ fn frame_says_who_is_in_it_and_who_went_another_way() {
 fn cycle_of_waits_has_an_arrow_for_each_wait() {
     let page = page(&sample::cycle(), &[]);
     assert_eq!(page.matches("class=\"edge\"").count(), 2);
+}
+
+#[test]
+fn ranks_that_failed_because_of_another_are_drawn_when_none_waits() {
+    let mut dumps = dumps();
+    let mut report = analyze(&dumps, &Policy::default());
+    assert!(!page(&report, &dumps).contains("swatch failed"));
+    let mut roots = report.findings.iter();
+    let (group, seq) = roots
+        .find_map(|finding| finding.group.clone().zip(finding.seq))
+        .expect("the finding is about a collective");
+    report.waits.clear();
+    (report.in_flight).retain(|instance| (&instance.group, instance.seq) == (&group, seq));
+    report.in_flight[0].state = InstanceState::Failed;
+    for rank in &mut report.ranks {
+        (rank.failure, rank.pending) = (Some("time-out".into()), 0);
+    }
+    for entry in dumps.iter_mut().filter_map(|dump| dump.entries.last_mut()) {
+        entry.state = EntryState::Failed;
+    }
+    let page = page(&report, &dumps);
+    assert!(page.contains("<h2>Who failed because of whom"), "{page}");
+    assert_eq!(page.matches("class=\"edge\"").count(), 1, "{page}");
+    assert!(page.contains(" failed</title><rect"), "{page}");
+    // The bars, and the legend.
+    assert!(page.contains(" failed\" x="), "{page}");
+    assert!(page.contains("swatch failed"), "{page}");
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Draws the wait-for graphs of the first errors that no other finding caused, as SVG: the culprits are on the left,
-//! and each column waits for the one to its left. In the graph of a cycle, each rank waits for the next one.
+//! and each column waits for the one to its left. In the graph of a cycle, each rank waits for the next one. If no rank
+//! waits any more, the ranks that failed because of the culprits are drawn.
 //!
 //! Outside of cycles, ranks that wait in the same operation share a box, so a job of thousands of ranks has few boxes.
 
 use super::{Text, cut};
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::causes::{Link, chain};
+use rcomm_verdict::causes::{Link, consequences};
 use rcomm_verdict::format::{GroupNames, Ranks, count};
 use rcomm_verdict::{Finding, Report, Severity, Wait};
 use std::collections::HashSet;
@@ -53,22 +54,31 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
         .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none())
         .filter(|finding| !finding.culprit_ranks.is_empty() || !finding.cycle.is_empty())
         .collect();
-    if report.waits.is_empty() || roots.is_empty() {
+    let place = |finding: &&Finding| match finding.cycle.is_empty() {
+        true => place_chain(report, finding, names),
+        false => place_cycle(finding, &report.waits, names),
+    };
+    let graphs = roots.iter().take(MAX_GRAPHS).map(place);
+    let graphs: Vec<Vec<Node>> = graphs.filter(|nodes| nodes.len() > 1).collect();
+    if graphs.is_empty() {
         return Ok(());
     }
+    let (title, arrows) = match report.waits.is_empty() {
+        true => (
+            "Who failed because of whom",
+            "those who failed to those at fault",
+        ),
+        false => (
+            "Who waits for whom",
+            "those who wait to those they wait for",
+        ),
+    };
     writeln!(
         out,
-        "<section>\n<h2>Who waits for whom</h2>\n<p class=\"small\">Arrows lead from those who wait to those they wait for.</p>"
+        "<section>\n<h2>{title}</h2>\n<p class=\"small\">Arrows lead from {arrows}.</p>"
     )?;
-    for finding in roots.iter().take(MAX_GRAPHS) {
-        let nodes = if finding.cycle.is_empty() {
-            place_chain(report, finding, names)
-        } else {
-            place_cycle(finding, &report.waits, names)
-        };
-        if nodes.len() > 1 {
-            write_svg(&nodes, &report.waits, out)?;
-        }
+    for nodes in &graphs {
+        write_svg(nodes, &report.waits, out)?;
     }
     if roots.len() > MAX_GRAPHS {
         let rest = count((roots.len() - MAX_GRAPHS) as u64, "more error");
@@ -80,7 +90,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
     writeln!(out, "</section>")
 }
 
-/// The boxes of the culprits and of the ranks that wait because of them, with at most [`MAX_COLUMN`] operations a
+/// The boxes of the culprits and of the ranks that wait or failed because of them, with at most [`MAX_COLUMN`] operations a
 /// column.
 fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<Node> {
     let mut nodes = vec![Node {
@@ -91,7 +101,7 @@ fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<No
         column: 0,
         row: 0,
     }];
-    let links = chain(report, &finding.culprit_ranks);
+    let links = consequences(report, &finding.culprit_ranks);
     let mut rows: Vec<usize> = vec![1];
     let mut cut_links: Vec<usize> = vec![0];
     for link in &links {
@@ -100,7 +110,7 @@ fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<No
             cut_links.resize(link.level + 1, 0);
         }
         if rows[link.level] < MAX_COLUMN {
-            nodes.push(place_link(link, rows[link.level], names));
+            nodes.push(place_link(report, link, rows[link.level], names));
             rows[link.level] += 1;
         } else {
             cut_links[link.level] += 1;
@@ -114,7 +124,7 @@ fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<No
         nodes.push(Node {
             ranks: vec![],
             title: format!("and {count} more"),
-            text: "operations with waiting ranks".to_owned(),
+            text: "operations".to_owned(),
             class: "waits",
             column,
             row: rows[column],
@@ -123,15 +133,20 @@ fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<No
     nodes
 }
 
-fn place_link(link: &Link, row: usize, names: &GroupNames) -> Node {
+fn place_link(report: &Report, link: &Link, row: usize, names: &GroupNames) -> Node {
     let seq = match link.seq {
         (first, last) if first == last => format!("#{first}"),
         (first, last) => format!("#{first}..{last}"),
     };
+    let have_failed = link
+        .ranks
+        .iter()
+        .all(|&rank| report.failure(rank).is_some());
+    let failed = if have_failed { " failed" } else { "" };
     Node {
         ranks: link.ranks.clone(),
         title: Ranks(&link.ranks).to_string(),
-        text: format!("{} {seq} on {}", link.op, names.fold(&link.groups)),
+        text: format!("{} {seq} on {}{failed}", link.op, names.fold(&link.groups)),
         class: "waits",
         column: link.level,
         row,
@@ -214,11 +229,15 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
     writeln!(out, "</svg></div>")
 }
 
-/// Whether a rank of `from` waits for a rank of `to`. Outside of a cycle, `to` must be in the next column to the left.
+/// Whether a rank of `from` waits for a rank of `to` or, if no rank waits, failed because of it. Outside of a cycle, `to`
+/// must be in the next column to the left.
 fn waits_for(from: &Node, to: &Node, waits: &[Wait]) -> bool {
     let is_cycle = from.class != "waits" && to.class != "waits";
     if !is_cycle && to.column + 1 != from.column {
         return false;
+    }
+    if waits.is_empty() {
+        return true;
     }
     let awaited: HashSet<Rank> = to.ranks.iter().copied().collect();
     let waiting: HashSet<Rank> = from.ranks.iter().copied().collect();

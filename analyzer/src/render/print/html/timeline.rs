@@ -86,6 +86,7 @@ pub(super) fn write(
     let mut rows = String::new();
     let mut height = 4.0;
     let mut previous = None;
+    let mut states = States::default();
     for (rank, dump) in shown_dumps(shown) {
         // The two records of a process with two recorders share a row.
         if previous != Some(rank) {
@@ -104,7 +105,9 @@ pub(super) fn write(
             );
         }
         previous = Some(rank);
-        draw(dump, names, &time_span, height, &mut labels, &mut rows);
+        let drawn = draw(dump, names, &time_span, height, &mut labels, &mut rows);
+        states.pending |= drawn.pending;
+        states.failed |= drawn.failed;
     }
     height += ROW_HEIGHT + 20.0;
     let edge = time_span.x(time_span.last);
@@ -127,15 +130,27 @@ pub(super) fn write(
             Text(label)
         )?;
     }
-    writeln!(
-        out,
-        "<span><b class=\"swatch pending\"></b> pending</span></p>"
-    )?;
+    for (class, is_drawn) in [("pending", states.pending), ("failed", states.failed)] {
+        if is_drawn {
+            write!(
+                out,
+                "<span><b class=\"swatch {class}\"></b> {class}</span> "
+            )?;
+        }
+    }
+    writeln!(out, "</p>")?;
     if shown.ranks_cut > 0 {
         let rest = count(shown.ranks_cut as u64, "more rank");
         writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
     }
     writeln!(out, "</section>")
+}
+
+/// Which states of operations other than completed are drawn.
+#[derive(Default)]
+struct States {
+    pending: bool,
+    failed: bool,
 }
 
 /// Draws the operations of one record, and adds the kinds of their groups to `labels`, the legend of the colors.
@@ -146,7 +161,8 @@ fn draw(
     top: f64,
     labels: &mut Vec<String>,
     rows: &mut String,
-) {
+) -> States {
+    let mut states = States::default();
     let mut bars: Vec<&Entry> = dump
         .entries
         .iter()
@@ -195,15 +211,19 @@ fn draw(
             .get(entry.signature as usize)
             .map_or(entry.op.name(), |signature| signature.op_name.as_str());
         let seq = seq_of(entry);
-        let state = if pending {
-            "pending".to_owned()
-        } else {
-            duration_ms((end - entry.time_created_ns) as f64 / 1e6)
+        let failed = status.state == EntryState::Failed;
+        states.pending |= pending;
+        states.failed |= failed;
+        let took = || duration_ms((end - entry.time_created_ns) as f64 / 1e6);
+        let (class, state) = match (pending, failed) {
+            (true, _) => (" pending", "pending".to_owned()),
+            (_, true) => (" failed", format!("failed after {}", took())),
+            (false, false) => ("", took()),
         };
         *rows += &format!(
             "<rect class=\"g{}{}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\"><title>{} #{seq} on {}, {state}</title></rect>\n",
             color % COLORS,
-            if pending { " pending" } else { "" },
+            class,
             top + 3.0,
             (right - x).max(1.5),
             ROW_HEIGHT - 6.0,
@@ -211,4 +231,5 @@ fn draw(
             Text(&names.name(&group)),
         );
     }
+    states
 }

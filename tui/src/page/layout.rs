@@ -103,8 +103,14 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
             .iter()
             .map(|&index| wanted(index, area.width))
             .collect();
+        let mut heights = share(&wanted, area.height, spare);
+        let least: Vec<u16> = panes
+            .iter()
+            .map(|&index| least_rows(&page.panes[index]))
+            .collect();
+        give_each_table_a_row(&mut heights, &least);
         let mut y = area.y;
-        for (&index, height) in panes.iter().zip(share(&wanted, area.height, spare)) {
+        for (&index, height) in panes.iter().zip(heights) {
             rects[index] = Rect::new(area.x, y, area.width, height);
             y += height;
         }
@@ -280,6 +286,30 @@ fn share(wanted: &[u16], available: u16, spare: usize) -> Vec<u16> {
     given
 }
 
+/// Number of rows with which a pane shows something: a table also needs its headings and a row.
+fn least_rows(pane: &Pane) -> u16 {
+    let title = u16::from(!pane.title.is_empty());
+    match &pane.body {
+        Body::Table(table) => title + u16::from(headings(table) > 0) + 1,
+        _ => title + 1,
+    }
+}
+
+/// Takes rows from the tallest panes for those that would show no row.
+fn give_each_table_a_row(heights: &mut [u16], least: &[u16]) {
+    for index in 0..heights.len() {
+        while heights[index] < least[index] {
+            let others = (0..heights.len()).rev();
+            let can_give = others.filter(|&other| heights[other] > least[other]);
+            let Some(tallest) = can_give.max_by_key(|&other| heights[other]) else {
+                return;
+            };
+            heights[tallest] -= 1;
+            heights[index] += 1;
+        }
+    }
+}
+
 /// Maximum number of rows of a lane of a timeline.
 const MAX_LANE_ROWS: u16 = 3;
 
@@ -385,6 +415,17 @@ mod tests {
         assert_eq!(share(&[10], 4, 0), [4]);
         assert_eq!(share(&[10, 10], 0, 0), [0, 0]);
         assert_eq!(share(&[], 7, 0), [0u16; 0]);
+    }
+
+    #[test]
+    fn a_pane_with_headings_takes_a_row_from_the_tallest() {
+        let mut heights = [2, 4, 3, 3];
+        give_each_table_a_row(&mut heights, &[3, 2, 2, 2]);
+        assert_eq!(heights, [3, 3, 3, 3]);
+        // Where no pane can give a row, all stay as they are.
+        let mut few = [2, 2];
+        give_each_table_a_row(&mut few, &[3, 2]);
+        assert_eq!(few, [2, 2]);
     }
 
     #[test]

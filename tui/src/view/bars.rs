@@ -80,7 +80,10 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if let Some(snapshot) = state.snapshot() {
         let connection = connection(state);
         let used: usize = line.iter().map(|words| text_width(&words.text)).sum();
-        let left = usize::from(room).saturating_sub(used + 2 + text_width(&connection.text));
+        let others = state.other_jobs.as_ref();
+        let others = others.map_or(0, |words| text_width(&words.text) + 2);
+        let taken = used + 2 + text_width(&connection.text) + others;
+        let left = usize::from(room).saturating_sub(taken);
         let job = match snapshot.job.as_str() {
             "" => String::new(),
             // A long name is cut, so that there is room for whether the job is live.
@@ -91,7 +94,8 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         if hosts > 0 {
             size.push_str(&format!(" / {}", count(hosts as u64, "host")));
         }
-        // On a narrow terminal, what hides rows and whether the job is live are more important than the job's size.
+        // On a narrow terminal, what hides rows, whether the job is live and whether others are in trouble are more
+        // important than the job's size.
         let hides = !state.filter.is_empty() || state.problems_only || state.follow;
         let fits = text_width(&job) + text_width(&size) <= left;
         // The name ends with a space, the size does not.

@@ -57,6 +57,12 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
     let screen = text::of(&state);
     let first = screen.lines().next().expect("the screen has lines");
     assert!(first.contains("other jobs: 1 STUCK [9]"), "{screen}");
+    // On a narrow terminal it takes room from the name of the job.
+    update(&mut state, Event::Resize(80, 24));
+    let screen = text::of(&state);
+    let first = screen.lines().next().expect("the screen has lines");
+    assert!(first.contains(" LIVE  other jobs: 1 STUCK [9]"), "{screen}");
+    update(&mut state, Event::Resize(100, 30));
     update(&mut state, Event::Jobs(jobs.into()));
     press(&mut state, "9");
     let screen = text::of(&state);

@@ -1,6 +1,6 @@
 //! Four figures of the job over time, drawn on the first screen.
 
-use rcomm_analyzer::Snapshot;
+use rcomm_analyzer::{InstanceReport, InstanceState, Snapshot};
 use std::collections::VecDeque;
 
 /// Maximum number of snapshots whose figures are kept: more than a terminal has columns.
@@ -17,8 +17,8 @@ struct Sample {
     steps_per_s: Option<f64>,
     /// The highest bus bandwidth of any group, GB/s.
     busbw_gbs: Option<f64>,
-    /// The longest median arrival lag of any rank, ms; `None` if an operation is overdue and no collective has
-    /// completed since the previous sample.
+    /// The longest median arrival lag of any rank, ms; `None` if an operation is overdue or has failed, and no
+    /// collective has completed since the previous sample.
     lag_ms: Option<f64>,
     /// Age of the oldest pending operation, ms; 0 if none is pending, `None` if no pending operation has a recorded
     /// age.
@@ -59,7 +59,9 @@ impl Trends {
         let max = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
         let step = report.ranks.iter().filter_map(|rank| rank.step).max();
         // While a job hangs, the medians are those of its past.
-        let hangs = report.pending().any(|instance| instance.overdue);
+        let is_stuck =
+            |instance: &InstanceReport| instance.overdue || instance.state == InstanceState::Failed;
+        let hangs = report.in_flight.iter().any(is_stuck);
         let lags = |snapshot: &Snapshot| -> Vec<Option<f64>> {
             snapshot
                 .report
@@ -127,7 +129,7 @@ impl Trends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcomm_analyzer::{GroupRef, InstanceReport, InstanceState, RankReport, Report, SeqKind};
+    use rcomm_analyzer::{GroupRef, RankReport, Report, SeqKind};
     use std::sync::Arc;
 
     fn snapshot_at(second: i64, step: impl Into<Option<i64>>) -> Snapshot {
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_hangs_has_no_lag_once_no_collective_completes() {
+    fn a_job_that_hangs_or_has_failed_has_no_lag_once_no_collective_completes() {
         let overdue = InstanceReport {
             group: GroupRef {
                 name: "dp".into(),
@@ -185,20 +187,26 @@ mod tests {
             age_ms: Some(9_000.0),
             overdue: true,
         };
-        let with_lag = |second, lag_ms, hangs: bool| {
+        let with_lag = |second, lag_ms, hangs: Option<InstanceState>| {
             let mut snapshot = snapshot_at(second, None);
             let mut report = Report::clone(&snapshot.report);
             report.ranks[0].lag_p50_ms = Some(lag_ms);
-            report.in_flight.extend(hangs.then(|| overdue.clone()));
+            report.in_flight.extend(hangs.map(|state| InstanceReport {
+                state,
+                overdue: state != InstanceState::Failed,
+                ..overdue.clone()
+            }));
             snapshot.report = Arc::new(report);
             snapshot
         };
         let snapshots = [
-            with_lag(1, 5.0, false),
+            with_lag(1, 5.0, None),
             // A look in which nothing has completed, while nothing is overdue.
-            with_lag(2, 5.0, false),
-            with_lag(3, 6.0, true),
-            with_lag(4, 6.0, true),
+            with_lag(2, 5.0, None),
+            with_lag(3, 6.0, Some(InstanceState::Waiting)),
+            with_lag(4, 6.0, Some(InstanceState::Waiting)),
+            with_lag(5, 7.0, Some(InstanceState::Failed)),
+            with_lag(6, 7.0, Some(InstanceState::Failed)),
         ];
         let mut trends = Trends::default();
         let mut before = None;
@@ -207,7 +215,10 @@ mod tests {
             before = Some(snapshot);
         }
         let [_, _, lag, _] = trends.until(i64::MAX);
-        assert_eq!(lag.values, [Some(5.0), Some(5.0), Some(6.0), None]);
+        assert_eq!(
+            lag.values,
+            [Some(5.0), Some(5.0), Some(6.0), None, Some(7.0), None]
+        );
     }
 
     #[test]

@@ -88,6 +88,11 @@ export function drawGroups(report, passes, problemsOnly, open) {
   const name = namer(report);
   // Groups may share a name: their first ranks distinguish them.
   const key = (group) => `${group.ranks[0]} ${group.name}`;
+  // The report of a group counts its collectives only.
+  const messages = new Map();
+  for (const i of report.in_flight) {
+    if (i.seq_kind === "p2p_seq_id" && i.state !== "failed") messages.set(key(i.group), (messages.get(key(i.group)) ?? 0) + 1);
+  }
   const troubled = new Set(report.in_flight.filter((i) => i.overdue || i.state === "failed").map((i) => key(i.group)));
   const passesHere = (section, index) => passes(section, index) && (!problemsOnly || troubled.has(key(report.groups[index].group)));
   const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null && f.group).map((f) => key(f.group)));
@@ -102,7 +107,7 @@ export function drawGroups(report, passes, problemsOnly, open) {
     ["group", "ranks", "ranks read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [
       make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, blamed.has(key(g.group)) ? `! ${name(g.group)}` : name(g.group)),
-      g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight,
+      g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight + (messages.get(key(g.group)) ?? 0),
       ageCell(g.oldest_ms, overdue.has(key(g.group))), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
     ]), "No group to show: none is recorded, or the filter or “problems only” hides them.", more);
 }

@@ -240,10 +240,11 @@ const beside = await page.evaluate(async () => {
   const group = { name: "pp", desc: "pp", ranks: [0, 1] };
   const row = { group, state: "waiting", overdue: false, seq_kind: "collective_seq_id" };
   const message = { ...row, state: "half_open", overdue: true, seq_kind: "p2p_seq_id" };
-  drawGroups({ groups: [{ group, oldest_ms: 104 }], in_flight: [message, row], findings: [] }, () => true, false, () => {});
-  return document.querySelector("#groups [data-age]").dataset.age;
+  drawGroups({ groups: [{ group, in_flight: 1, oldest_ms: 104 }], in_flight: [message, row], findings: [] }, () => true, false, () => {});
+  return [document.querySelector("#groups [data-age]").dataset.age, document.querySelector("#groups tbody tr").cells[5].textContent];
 });
-assert.equal(beside, "");
+// The message is counted beside the collective, as in the list of operations.
+assert.deepEqual(beside, ["", "2"]);
 // Without a finding, the first notes are in its place.
 const notes = await page.evaluate(async () => {
   const { drawFindings } = await import("/assets/verdict.js");

@@ -155,9 +155,9 @@ pub(super) fn in_cycle(
             .take(16)
             .map(|rank| vec![rank])
             .collect();
-        let each = each_did(ctx, &cycle, places);
         draft.doubts.push(format!(
-            "{each}: which of them left the order of the program is not known"
+            "which rank left the order of the program is not known{}",
+            each_did(ctx, &cycle, places)
         ));
     }
     draft.cycle = ctx.ranks(&cycle);
@@ -165,7 +165,7 @@ pub(super) fn in_cycle(
     Some(draft)
 }
 
-/// What each rank of a cycle did instead of what its peers wait for, as far as it is known.
+/// What each rank of a cycle did instead of what its peers wait for, as the end of a sentence; empty if it is not known.
 fn each_did(ctx: &Context<'_>, cycle: &[Node], places: &[usize]) -> String {
     let does = |&node: &Node| {
         let waits = ctx.graph.waits_in[node].iter();
@@ -181,7 +181,10 @@ fn each_did(ctx: &Context<'_>, cycle: &[Node], places: &[usize]) -> String {
     if cycle.len() > SHOWN {
         each.push("and so on".to_owned());
     }
-    each.join(", ")
+    match each.is_empty() {
+        true => String::new(),
+        false => format!(": {}", each.join(", ")),
+    }
 }
 
 /// The finding on ranks of one group that wait for each other, where no other rank shows which of them is wrong.
@@ -197,10 +200,7 @@ fn undecided(
     draft.cycle = ctx.ranks(&cycle);
     let group = ctx.group_name(ctx.group_at(first));
     let all_ranks = format_ranks(&ctx.ranks(ranks));
-    let each = match each_did(ctx, &cycle, places) {
-        each if each.is_empty() => each,
-        each => format!(": {each}"),
-    };
+    let each = each_did(ctx, &cycle, places);
     draft.sentence = format!(
         "{all_ranks} wait for each other on group {group}{each}; which of them took the wrong order or the wrong peer \
          is not known"

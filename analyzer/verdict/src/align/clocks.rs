@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 /// An estimate uses at most this many common collectives, spread over the record.
 const SAMPLES: usize = 512;
 
-/// The number of stretches of the record whose means are compared.
+/// The samples are divided into at most this many stretches of the record, whose means are compared.
 const STRETCHES: usize = 16;
 
 /// With fewer samples their scatter says too little: the true difference too often lies outside it.
@@ -174,8 +174,8 @@ fn connected_to(
     connected
 }
 
-/// The clock of `other` minus that of `one`, from the collectives of the group that both completed; `None` if there are
-/// none.
+/// The clock of `other` minus that of `one`, from when the group's collectives that both records hold ended, or were
+/// issued if the recorder notes no ends; `None` if there are none.
 fn difference(
     aligned: &Aligned<'_>,
     group: GroupIx,

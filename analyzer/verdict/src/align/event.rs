@@ -31,6 +31,7 @@ pub(crate) enum ProgramEvent {
 pub(crate) struct Posted {
     pub(crate) family: u32,
     pub(crate) nth: u32,
+    /// The member that posts this half.
     pub(crate) member: u32,
     pub(crate) sends: bool,
     /// Member at the other end, [`ANY`], or [`NONE`] if the record names none.
@@ -203,8 +204,8 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
         .map(|(call, _)| call)
 }
 
-/// When the rank of `record` issued the operation of an event. `None` if the record does not show it or lists no such
-/// group, or if the rank is at another point of the program.
+/// When the rank of `record` issued the operation of an event. `None` if the record does not show it, or if the rank is
+/// at another point of the program.
 pub(crate) fn when(
     aligned: &Aligned<'_>,
     messages: &Messages,

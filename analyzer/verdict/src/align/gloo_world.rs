@@ -26,7 +26,7 @@ pub(crate) struct GlooWorld {
 
 impl GlooWorld {
     /// The world of these records. `None` if they agree on its members, or may be of several runs: a rank left two,
-    /// their worlds have different names, or their newest operations are far apart.
+    /// their worlds have different names, their newest operations are far apart, or one ended before another began.
     pub(crate) fn of(shared: &Shared, records: &[Record]) -> Option<Self> {
         let mut groups = BTreeSet::new();
         let mut ranks = BTreeSet::new();

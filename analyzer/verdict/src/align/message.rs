@@ -89,9 +89,10 @@ impl MessageNumbers {
                 continue;
             };
             let ranks = &group.info.ranks;
-            let in_group = ranks.iter().position(|&member| member == rank);
-            let in_group = in_group.and_then(|index| Rank::try_from(index).ok());
-            let found = in_group.and_then(|member| ends(entry.op, entry.peer, member, ranks.len()));
+            let index = ranks.iter().position(|&member| member == rank);
+            let group_rank = index.and_then(|index| Rank::try_from(index).ok());
+            let found =
+                group_rank.and_then(|member| ends(entry.op, entry.peer, member, ranks.len()));
             let Some((source, destination)) = found else {
                 continue;
             };

@@ -3,7 +3,10 @@
 //! [`shared`] converts dumps into compact records ([`record`]), [`corrections`] and `batches` repair what some
 //! recorders leave out or record differently, and [`membership`] resolves the groups of a job. [`aligned`] puts all of
 //! it together as [`Aligned`]. From that, [`p2p`] pairs sends with receives by the rule of [`message`], [`clocks`]
-//! estimates clock offsets, and [`pending`] and [`one_sided`] list the pending operations of each rank.
+//! estimates clock offsets, and [`pending`] and [`one_sided`] list the pending operations of each rank. [`presence`]
+//! says whether a rank issued a collective, and [`event`] when it came to a point of the program. [`taken`] marks
+//! records that were taken too early. [`signature`] compares the arguments of calls, and [`numbers`] sums up what all
+//! members of a group recorded.
 
 mod aligned;
 mod batches;

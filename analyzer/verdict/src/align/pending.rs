@@ -177,11 +177,11 @@ pub(crate) fn pending_of(
     }
     let mut order: Vec<usize> = (0..pending.len()).collect();
     order.sort_by_key(|&index| pending[index].position);
-    let backend = |index: &usize| {
+    let runs_on_device = |index: &usize| {
         let op = aligned.op(record, pending[*index].position);
         on_device(&aligned.shared.calls.get(op.call).signature.backend)
     };
-    let device = full_record.recorder.sees_device() || order.iter().any(backend);
+    let device = full_record.recorder.sees_device() || order.iter().any(runs_on_device);
     let mut lane_has_head: HashMap<(GroupIx, bool), bool> = HashMap::new();
     for (nth, &index) in order.iter().enumerate() {
         let operation = &mut pending[index];
@@ -383,9 +383,9 @@ fn leave_out_matched(
     let members = aligned.groups[lane.group].ranks.len();
     for ((over, &position), &status_op) in over.iter_mut().zip(&lane.messages).zip(status_ops) {
         let op = aligned.op(record, position);
-        let is_alone =
+        let may_lack_marker =
             position == status_op && op.kind.is_p2p() && op.state == EntryState::Scheduled;
-        if !is_alone {
+        if !may_lack_marker {
             continue;
         }
         let ends = message::ends(op.kind, op.peer(), lane.member, members);

@@ -28,8 +28,8 @@ pub(crate) enum UnknownReason {
     Cut,
     /// The ring dropped the entries that would show it, or completed operations were left out of the dump.
     HistoryLost,
-    /// The record was taken too early: a peer's record shows this collective, or a later one of the group, as
-    /// completed.
+    /// The record was taken too early: by what other records show as completed, or by the times at which the records
+    /// were taken and peers began to wait.
     Outdated,
 }
 
@@ -261,8 +261,9 @@ impl Aligned<'_> {
     /// or shows as pending. What it lacks then proves nothing. The record `except` is ignored.
     ///
     /// False for a record that states when it was taken, which is judged by that time
-    /// ([`went_on_after`](Self::went_on_after)). False also for the ring of a stopped process, which lacks nothing: an
-    /// operation in which the process had done its part may complete for the others after the stop.
+    /// ([`went_on_after`](Self::went_on_after)), and for one from which completed operations were left out. False also
+    /// for the ring of a stopped process, which lacks nothing: an operation in which the process had done its part may
+    /// complete for the others after the stop.
     pub(crate) fn ends_before_its_peers(&self, record: RecordIx, except: Option<RecordIx>) -> bool {
         let full_record = &self.records[record];
         if full_record.identity.dump_time_ns > 0

@@ -28,7 +28,7 @@ const MOST_AT_ONCE: usize = 1000;
 
 /// The position of the newest collective that needs all members and after which the program continued for several
 /// rounds at its usual pace. `None` if there is none, if too few operations are over, if no time-out is recorded, or if
-/// a pause between two operations is so long that one of them may have timed out.
+/// a pause between two of the newest operations is so long that one of them may have timed out.
 pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Option<u32> {
     let op = |position: &u32| -> &Op { &record.ops[*position as usize] };
     let over = &lane.collectives[..lane.pending_from];
@@ -80,9 +80,9 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
     newest_before.copied()
 }
 
-/// The number of the oldest operations that at least [`ROUNDS`] steps have followed, in a program that issues several
-/// operations at once. `pauses_ns` are the pauses after each operation but the last; `usual_ns` is the usual pause
-/// within a step.
+/// How many of the oldest operations are surely older than the newest steps, in a program that issues several
+/// operations at once: those that at least [`ROUNDS`] steps or [`MOST_AT_ONCE`] operations have followed. `pauses_ns` are
+/// the pauses after each operation but the last; `usual_ns` is the usual pause within a step.
 fn count_before_steps(pauses_ns: &[i64], usual_ns: i64) -> usize {
     let many = pauses_ns.len().saturating_sub(MOST_AT_ONCE);
     let mut longest = pauses_ns.to_vec();

@@ -10,9 +10,9 @@ use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReade
 /// No job has more ranks: a larger world size in a file or an answer is damage.
 pub const MAX_WORLD: u32 = 1 << 20;
 
-/// The value that marks an absent stack, peer or time in a column.
+/// The value that marks an absent stack, peer, thread or time in a column.
 pub(crate) const NONE: u32 = u32::MAX;
-/// A receive from any source.
+/// The peer of a receive from any source.
 pub(crate) const ANY: u32 = u32::MAX - 1;
 
 /// Whether a record's file was read to its end.
@@ -32,7 +32,9 @@ pub(crate) struct Op {
     pub(crate) created_ns: i64,
     /// `record_id` minus the first one of the record.
     pub(crate) id: u32,
+    /// `collective_seq_id`, or the number that a correction has given the operation in its place.
     pub(crate) seq: u32,
+    /// `p2p_seq_id`; in a record by torchcomms the recorded `collective_seq_id`.
     pub(crate) p2p_seq: u32,
     /// Index into [`Shared::calls`].
     pub(crate) call: u32,
@@ -52,7 +54,9 @@ pub(crate) struct Op {
     pub(crate) group: u16,
     pub(crate) kind: OpType,
     pub(crate) state: EntryState,
+    /// Whether the recorder has ceased to follow the operation, which may have completed or failed.
     pub(crate) retired: bool,
+    /// Whether this is a send or a receive, or the marker that closes a batch of them.
     pub(crate) is_p2p: bool,
 }
 
@@ -147,7 +151,7 @@ pub(crate) struct Record {
     pub(crate) unaligned: Vec<(u64, Op)>,
     /// `record_id` of the first operation.
     pub(crate) first_id: u64,
-    /// Whether the file was cut, so the newest part is missing.
+    /// Whether newest operations are missing: the file was cut, or unfinished operations were removed from the record.
     pub(crate) cut: bool,
     /// Whether completed operations seem to have been left out when the record was written.
     pub(crate) only_active: bool,
@@ -230,8 +234,8 @@ impl Record {
         self.identity.reason == RingReader::CLOSED
     }
 
-    /// Whether the record aligns with others as it was recorded: nothing of another record is joined to it, no
-    /// operation of it is reopened, and it states the members of its groups.
+    /// Whether the record aligns with others as it was recorded: it is not joined to another record, no operation of it
+    /// is reopened, and it states the members of its groups.
     pub(crate) fn aligns_once(&self) -> bool {
         self.recorder != Recorder::NcclProfiler
             && !retiring_is_all(self.recorder)
@@ -263,7 +267,7 @@ pub fn retiring_is_all(recorder: Recorder) -> bool {
 }
 
 /// Threads may issue operations in other groups between the parts of a call and its marker, but hardly this many. The
-/// limit bounds the time for a dump of which no operation has ended.
+/// limit bounds the time for a dump in which no operation has ended.
 const MOST_BEFORE_MARKER: usize = 1024;
 
 /// The entry that holds the state and the end of an operation: of a part of a coalesced call, the marker that closes
@@ -274,7 +278,7 @@ pub fn status_entry<'a>(dump: &'a Dump, entry: &'a Entry) -> &'a Entry {
         return entry;
     }
     let from = (dump.entries).partition_point(|other| other.record_id <= entry.record_id);
-    let numbers = |of: &Entry| (of.collective_seq_id, of.p2p_seq_id);
+    let numbers = |one: &Entry| (one.collective_seq_id, one.p2p_seq_id);
     // The parts of a call and its marker have one number.
     let mut rest = (dump.entries[from..].iter().take(MOST_BEFORE_MARKER))
         .filter(|other| other.group == entry.group)

@@ -243,7 +243,7 @@ impl Shared {
             peers: dump.peers.clone(),
             processor_wait: dump.processor_wait,
             written_ns: None,
-            misnamed: contradicts_groups(dump, rank),
+            misnamed: why_misnamed(dump, rank),
         })
     }
 
@@ -390,7 +390,7 @@ impl Renumbering {
 
 /// Why a dump by PyTorch's NCCL recorder cannot be of the rank that its file's name states: it has operations of a
 /// group of which that rank is not a member. `None` if there is no such group.
-fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<String> {
+fn why_misnamed(dump: &Dump, rank: Rank) -> Option<String> {
     if dump.recorder != Recorder::Nccl {
         return None;
     }

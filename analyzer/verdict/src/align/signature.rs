@@ -10,8 +10,8 @@ use std::hash::BuildHasher;
 /// The kind of operation that a call performs on the wire; calls of different kinds cannot match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum OpClass {
-    /// A known operation. The variants of an operation, as of all-gather, share its class; a variant that makes several
-    /// tensors one operation has a class of its own.
+    /// A known operation. The variants of an operation, such as those of all-gather, share its class; a variant that
+    /// makes several tensors one operation has a class of its own.
     Known(OpType),
     /// An unknown operation, by the hash of its name.
     Named(u64),
@@ -38,7 +38,9 @@ pub(crate) struct MatchKey {
 pub(crate) enum CallDifference {
     Op,
     Dtype,
+    /// The numbers of elements or, of a broadcast, of bytes.
     Size,
+    /// The root or the reduction.
     Argument,
 }
 
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn markers_of_blocks_agree_unless_both_name_other_collectives() {
+    fn markers_of_blocks_agree_unless_they_name_different_collectives() {
         let marker = |name: &str| {
             let mut marker = call(OpType::Coalesced, &[], &[], "");
             marker.signature.op_name = name.to_owned();

@@ -13,15 +13,15 @@ use std::time::Duration;
 pub(crate) struct Taken {
     /// When it was taken, or when its file was written.
     pub(crate) at_ns: Option<i64>,
-    /// The time up to which it surely holds what its rank issued, by the time of its file. A record that states its
-    /// time, which operations are judged by, has none.
+    /// The time up to which it surely holds what its rank issued, by the time of its file. `None` for a record that
+    /// states when it was taken: it is judged by that time.
     pub(crate) sure_until_ns: Option<i64>,
 }
 
 /// A record is early if it was taken this long before the newest.
 pub(crate) const EARLY: Duration = Duration::from_secs(10);
-/// A rank that is missed for less than this, or for less than half of a shorter time-out, may be on its way: an early
-/// record proves only the state before.
+/// A rank that is missed for less than this, or for less than half of the time-out if that is shorter, may be on its
+/// way: an early record proves only the state before.
 const ON_ITS_WAY: Duration = Duration::from_secs(5);
 
 /// Times by the clocks of two hosts that are closer than this, ns, prove no order.

@@ -78,9 +78,9 @@ mod tests {
     #[test]
     fn results_are_in_order_whoever_computes_them() {
         for count in [0, 1, MIN_SHARED - 1, MIN_SHARED, 1000] {
-            let alone: Vec<usize> = (0..count).map(|n| n * n).collect();
-            assert_eq!(map(None, count, |n| n * n), alone);
-            assert_eq!(map(Some(&Backwards), count, |n| n * n), alone);
+            let squares: Vec<usize> = (0..count).map(|n| n * n).collect();
+            assert_eq!(map(None, count, |n| n * n), squares);
+            assert_eq!(map(Some(&Backwards), count, |n| n * n), squares);
         }
     }
 }

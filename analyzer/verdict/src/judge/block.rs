@@ -71,8 +71,8 @@ impl Block {
         let named = hosts && by_name.is_some();
         let per_host = per_host.filter(|_| hosts);
         let chance = chance(ctx.aligned.expected.len(), ranks.len(), per_host);
-        let is_sure = named || chance < MAY_BE_CHANCE;
-        is_sure.then_some(Self {
+        let is_no_chance = named || chance < MAY_BE_CHANCE;
+        is_no_chance.then_some(Self {
             ranks,
             per_host,
             named,
@@ -154,11 +154,11 @@ fn rows(ranks: &[Rank]) -> impl Iterator<Item = &[Rank]> {
 /// The probability, 0..1, that this many of a world's ranks, drawn at random, are whole hosts of this size, or one row
 /// of consecutive ranks if no size is given.
 fn chance(world: usize, drawn: usize, per_host: Option<u32>) -> f64 {
-    // The logarithm of the number of ways to draw some of `of`.
-    let ways = |of: usize, some: usize| -> f64 {
-        let factors = 0..some.min(of);
+    // The logarithm of the number of ways to draw `some` of `all`.
+    let ways = |all: usize, some: usize| -> f64 {
+        let factors = 0..some.min(all);
         factors
-            .map(|nth| ((of - nth) as f64 / (nth + 1) as f64).ln())
+            .map(|nth| ((all - nth) as f64 / (nth + 1) as f64).ln())
             .sum()
     };
     let as_block = match per_host.map(|size| size as usize) {

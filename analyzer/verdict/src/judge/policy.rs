@@ -240,9 +240,10 @@ fn written_empty_ns(aligned: &Aligned<'_>, record: &Record) -> Option<i64> {
 /// A file that is younger than its record by this much, ns, was copied.
 const COPIED_NS: i64 = 86_400_000_000_000;
 /// PyTorch takes a dump's operations, then names the frames of all stacks, and writes the file last: on a busy host,
-/// the file is younger than the operations in it by this much.
+/// the file is younger than the operations in it by up to this much.
 pub(crate) const NAMING: Duration = Duration::from_secs(10);
-/// A file may be older than its record by this much, ns: some file systems keep coarse times.
+/// Times of files and records that differ by at most this, ns, prove no order: some file systems keep coarse times, and
+/// the clocks of hosts are related by estimates.
 const SLACK_NS: i64 = 1_000_000_000;
 
 /// The policy for records that state no time and in which operations were pending, but none overdue, when their files

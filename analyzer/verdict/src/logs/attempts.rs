@@ -13,8 +13,9 @@ impl<'a> Attempts<'a> {
     pub(super) fn new<'b>(logs: &'a [Log], others: impl Iterator<Item = &'b str>) -> Self {
         let mut newest: BTreeMap<&str, u32> = BTreeMap::new();
         let paths = logs.iter().map(|log| log.path.as_str());
-        let (numbered, rest): (Vec<_>, Vec<_>) = (paths.collect(), others.collect());
-        for (folder, number) in numbered.into_iter().chain(rest).filter_map(numbered_folder) {
+        let (of_logs, of_others): (Vec<_>, Vec<_>) = (paths.collect(), others.collect());
+        let all = of_logs.into_iter().chain(of_others);
+        for (folder, number) in all.filter_map(numbered_folder) {
             let known = newest.entry(folder).or_default();
             *known = number.max(*known);
         }

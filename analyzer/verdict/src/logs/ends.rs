@@ -9,7 +9,7 @@ use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
-/// The job was asked to end, and no line before that shows a failure. Comes before the rules about connections and exit
+/// The job was asked to end, and no line before that shows why it may have failed. Comes before the rules about connections and exit
 /// codes: processes that end close their connections.
 pub(super) fn terminated(digest: &Digest<'_>) -> Option<Conclusion> {
     let is_termination = |seen: &&Seen<'_>| matches!(seen.fact.event, Event::Terminated);

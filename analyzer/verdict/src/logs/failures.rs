@@ -1,4 +1,4 @@
-//! Rules about devices, sizes, connections and a watchdog that is stuck.
+//! Rules about devices, shared memory, sizes, connections and a watchdog that is stuck.
 
 use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, SIGABRT, Seen};

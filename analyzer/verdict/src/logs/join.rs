@@ -32,11 +32,11 @@ pub fn join(report: &mut Report, logs: &[Log]) {
     if logs.is_empty() {
         return;
     }
-    let is_alone = report.input.ranks_read == 0 && report.findings.is_empty();
+    let are_logs_alone = report.input.ranks_read == 0 && report.findings.is_empty();
     let others = report.problems.iter().map(|problem| problem.path.as_str());
     let attempts = Attempts::new(logs, others);
     // Records are of the newest attempt.
-    let age = match is_alone {
+    let age = match are_logs_alone {
         true => attempts.newest_with_facts(),
         false => 0,
     };
@@ -51,7 +51,7 @@ pub fn join(report: &mut Report, logs: &[Log]) {
         ranks: digest.named.len(),
     });
     let mut found = rules::judge(&digest);
-    if is_alone {
+    if are_logs_alone {
         if age > 0 {
             found = found.map(in_earlier_attempt);
         }
@@ -162,8 +162,8 @@ fn finding(id: u32, found: Conclusion) -> Finding {
     }
 }
 
-/// Cites the logged time-outs of the operation that a finding is about. A time-out of a rank that the finding accuses
-/// of absence contradicts the finding.
+/// Cites the logged time-outs of the operation that a finding is about. A time-out of a rank that by this finding never
+/// issued the operation contradicts it.
 fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
     let Some(group) = finding.group.clone() else {
         return;

@@ -236,7 +236,7 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
 
 /// The facts of the reports on ranks that had not joined, and whether their ranks are those of the job. PyTorch makes a
 /// desync report for each group, with the ranks within that group. The reports on the group of all ranks and the lists
-/// of rcomm's runtime are taken or, if there are none, the first report alone.
+/// of rcomm's runtime are taken or, if they name no rank, the first report that names one.
 fn reports_of_one_group<'a>(digest: &Digest<'a>) -> (Vec<Seen<'a>>, bool) {
     let mut lists: Vec<Seen<'a>> = Vec::new();
     let mut reports: Vec<Vec<Seen<'a>>> = Vec::new();
@@ -284,8 +284,8 @@ fn is_about_world(digest: &Digest<'_>, report: &[Seen<'_>]) -> bool {
     const LARGE: u64 = 100;
     let in_world = |rank: Rank| {
         let mut positions = digest.positions.iter();
-        positions.find_map(|(&(group, of), (progress, _))| {
-            (of == rank && is_world(Some(group))).then_some(progress.enqueued)?
+        positions.find_map(|(&(group, other), (progress, _))| {
+            (other == rank && is_world(Some(group))).then_some(progress.enqueued)?
         })
     };
     let has_highest = report.iter().any(|seen| {

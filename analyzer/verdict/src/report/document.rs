@@ -11,7 +11,8 @@ pub struct Report {
     pub schema: String,
     /// The verdict on the job as a whole.
     pub verdict: Verdict,
-    /// Errors first, then warnings; in each, root causes before consequences, then by confidence.
+    /// Errors first, then warnings; in each, root causes before consequences, then by confidence. What logs show is the
+    /// first finding if the records show no error.
     pub findings: Vec<Finding>,
     /// Problems of the input.
     pub problems: Vec<Problem>,
@@ -459,7 +460,7 @@ const fn is_overdue() -> bool {
     true
 }
 
-/// The state of a pending instance.
+/// The state of an operation over all its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceState {

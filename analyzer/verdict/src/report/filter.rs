@@ -58,7 +58,7 @@ pub struct Subject<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason} in `{term}` (column {column})")]
 pub struct FilterError {
-    /// The term as written.
+    /// The term as written, without quotes.
     pub term: String,
     /// The column where the term begins, in characters from 1.
     pub column: usize,
@@ -134,12 +134,12 @@ impl Filter {
         })
     }
 
-    /// The filter as it was written.
+    /// The filter as it was written, without the blanks around it.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether the filter matches every row.
+    /// Whether the filter has no terms, and so matches every row.
     pub fn is_empty(&self) -> bool {
         self.terms.is_empty()
     }
@@ -195,12 +195,12 @@ impl Test {
     }
 }
 
-/// Whether the text contains the word, which is in lower case, in any case.
+/// Whether the text contains the word in any case; the word itself is in lower case.
 fn has(text: &str, word: &str) -> bool {
     text.to_ascii_lowercase().contains(word)
 }
 
-/// Whether the text contains one of the words, which are in lower case, in any case.
+/// Whether the text contains one of the words in any case; the words themselves are in lower case.
 fn any_part(words: &[String], text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     words.iter().any(|word| text.contains(word.as_str()))

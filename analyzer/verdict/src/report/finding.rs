@@ -106,7 +106,7 @@ pub enum Severity {
     Error,
     /// The job is slower than necessary, or close to a failure.
     Warning,
-    /// Something the reader of the verdict should know about the input.
+    /// Something that the reader of the verdict should know, mostly about the input.
     Note,
 }
 

@@ -14,8 +14,8 @@ impl Report {
         }
     }
 
-    /// The first line of a job that is not over and has no finding to show first: how many operations are in flight,
-    /// and how many ranks were read if not all were.
+    /// The sentence for a job that is not over and has no finding to show first: that nothing is pending, how many
+    /// operations are in flight, or what the records leave open; and how many ranks were read if not all were.
     pub fn calm(&self) -> String {
         let mut sentence = match self.verdict {
             Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),

@@ -69,7 +69,7 @@ pub struct Matrix {
     /// Sequence numbers, ascending: one column each.
     pub seqs: Vec<u64>,
     /// The operation that most members issued at each number, in the order of `seqs`; in a tie, the first by name.
-    /// Empty if no member issued one.
+    /// An empty name where no member issued one.
     pub ops: Vec<String>,
     /// Rows in order of their first rank.
     pub rows: Vec<Row>,
@@ -100,8 +100,8 @@ struct Line<'a> {
     entries: HashMap<u64, (&'a Entry, &'a str)>,
 }
 
-/// The matrix of `columns` collectives of `group`: of the newest or, if the oldest unfinished one is older, of those
-/// around it. Empty if the dumps hold none. Members without a dump have [`Cell::NoRecord`].
+/// The matrix of at most `columns` collectives of `group`: of the newest or, if the oldest unfinished one is older, of
+/// those around it. Empty if the dumps hold none. Members without a dump have [`Cell::NoRecord`].
 ///
 /// `report` is the one on these dumps; `dumps` are (rank, dump) in any order; ranks outside of the group
 /// are ignored, if its ranks are known.

@@ -202,8 +202,8 @@ mod tests {
         let twins = numbers.map(|name| group(name, "world", &[0, 1]));
         let of_twins = GroupNames::new(&twins);
         assert_eq!(of_twins.name(&twins[0]), "world/nccl-0000000000000abc");
-        let alone = GroupNames::new(&groups[..1]);
-        assert_eq!(alone.name(&groups[0]), "tp");
+        let of_one = GroupNames::new(&groups[..1]);
+        assert_eq!(of_one.name(&groups[0]), "tp");
     }
 
     #[test]

@@ -29,8 +29,9 @@ fn places_of(record: &Record) -> Places {
 }
 
 /// Splits the records of processes with several devices, and returns the number of ranks of the job. `None` if there is
-/// no such record, or if no communicator has ranks of every record: then the records stay those of processes. Removes
-/// the operations of communicators whose ranks cannot be distinguished, and adds that to `problems`.
+/// no such record, or if not every record states ranks of its own in the largest communicator: then the records stay
+/// those of processes. Removes the operations of communicators whose ranks cannot be distinguished, and adds that to
+/// `problems`.
 pub(crate) fn split(
     shared: &Shared,
     records: &mut Vec<Record>,

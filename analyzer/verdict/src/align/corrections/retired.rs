@@ -204,7 +204,7 @@ impl Aligned<'_> {
             })
     }
 
-    /// The records in which `retired` is the only sign of an end, and that have nothing pending.
+    /// The records in which `retired` is the only sign of an end, and that have no collective pending.
     fn idle(&self) -> Vec<RecordIx> {
         let records = 0..self.records.len();
         records

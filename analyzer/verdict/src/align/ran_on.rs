@@ -81,8 +81,8 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
 }
 
 /// How many of the oldest operations are surely older than the newest steps, in a program that issues several
-/// operations at once: those that at least [`ROUNDS`] steps or [`MOST_AT_ONCE`] operations have followed. `pauses_ns` are
-/// the pauses after each operation but the last; `usual_ns` is the usual pause within a step.
+/// operations at once: those that at least [`ROUNDS`] steps or [`MOST_AT_ONCE`] operations have followed. `pauses_ns`
+/// are the pauses after each operation but the last; `usual_ns` is the usual pause within a step.
 fn count_before_steps(pauses_ns: &[i64], usual_ns: i64) -> usize {
     let many = pauses_ns.len().saturating_sub(MOST_AT_ONCE);
     let mut longest = pauses_ns.to_vec();

@@ -23,6 +23,7 @@ struct Instance {
     shortest_ms: f32,
     /// The bytes that a link of the bus carries for the collective.
     bus_bytes: f64,
+    /// The number of entries that were counted: one of each member, unless `is_block`.
     members: usize,
     /// The member that was counted last.
     last_member: usize,

@@ -361,12 +361,12 @@ fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
         call.signature.input_elements(),
         call.signature.output_elements(),
     );
-    let is = |pattern, layout| call.op.pattern() == pattern && call.op.layout() == layout;
-    if is(Pattern::AllGather, Layout::Single) {
+    let is_variant = |pattern, layout| call.op.pattern() == pattern && call.op.layout() == layout;
+    if is_variant(Pattern::AllGather, Layout::Single) {
         input.saturating_mul(members) == output
-    } else if is(Pattern::ReduceScatter, Layout::Single) {
+    } else if is_variant(Pattern::ReduceScatter, Layout::Single) {
         output.saturating_mul(members) == input
-    } else if is(Pattern::AllReduce, Layout::InPlace) {
+    } else if is_variant(Pattern::AllReduce, Layout::InPlace) {
         output == 0 || input == output
     } else {
         true

@@ -31,7 +31,7 @@ pub(crate) fn vote(
     first: ProgramEvent,
     second: ProgramEvent,
 ) -> Votes {
-    let (mut sure, mut unsure) = (Votes::default(), Votes::default());
+    let (mut of_same_point, mut of_unknown_point) = (Votes::default(), Votes::default());
     let point = point_before(aligned, reference, first, second);
     let mut next = 0;
     while next < aligned.records.len() {
@@ -43,8 +43,8 @@ pub(crate) fn vote(
             .find_map(|record| point_before(aligned, record, first, second));
         let votes = match (point, other_point) {
             (Some(point), Some(other)) if point != other => continue,
-            (Some(_), None) => &mut unsure,
-            _ => &mut sure,
+            (Some(_), None) => &mut of_unknown_point,
+            _ => &mut of_same_point,
         };
         let occurrences = [first, second].map(|event| {
             let mut of_rank = of_rank.clone();
@@ -92,10 +92,10 @@ pub(crate) fn vote(
             votes.shown_by = Some(Point { record, position });
         }
     }
-    if sure == Votes::default() {
-        unsure
+    if of_same_point == Votes::default() {
+        of_unknown_point
     } else {
-        sure
+        of_same_point
     }
 }
 
@@ -151,14 +151,14 @@ fn expected_before(
             return None;
         };
         let seq = seq.checked_sub(back)?;
-        let before = ProgramEvent::Collective {
+        let earlier = ProgramEvent::Collective {
             family,
             nth,
             seq: seq.max(1),
             call,
         };
         // The count when collective `seq - 1` was issued.
-        match point_before(aligned, record, second, before) {
+        match point_before(aligned, record, second, earlier) {
             Some(count) => counts.push(count),
             None => break,
         }

@@ -9,8 +9,8 @@ use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
-/// The job was asked to end, and no line before that shows why it may have failed. Comes before the rules about connections and exit
-/// codes: processes that end close their connections.
+/// The job was asked to end, and no line before that shows why it may have failed. Comes before the rules about
+/// connections and exit codes: processes that end close their connections.
 pub(super) fn terminated(digest: &Digest<'_>) -> Option<Conclusion> {
     let is_termination = |seen: &&Seen<'_>| matches!(seen.fact.event, Event::Terminated);
     let seen = digest.all.iter().find(is_termination)?;
@@ -274,7 +274,7 @@ pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
         found.culprits = ranks;
     }
     found.lines = vec![seen.cite(format!("raised {error}"))];
-    found.next = format!("read the traceback of {who} in its log");
+    found.next = format!("read the traceback of {who} in the log");
     Some(found)
 }
 

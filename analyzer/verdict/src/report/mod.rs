@@ -3,8 +3,8 @@
 //! [`document`] has the report, `first_line` the sentence that views begin with, [`finding`] the table of finding
 //! codes, [`explain`](mod@explain) the explanation of each code, [`difference`] the changes between two reports,
 //! [`causes`] the chain of waits, [`filter`] the filter language of the live views, [`matrix`](mod@matrix) the
-//! collectives of a group by rank, [`format`](mod@format) the text of ranks, times and sizes, `names` that of groups, and
-//! `refs` what findings refer to.
+//! collectives of a group by rank, [`format`](mod@format) the text of ranks, times and sizes, `names` that of groups,
+//! and `refs` what findings refer to.
 
 pub mod causes;
 mod difference;

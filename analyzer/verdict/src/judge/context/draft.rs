@@ -38,6 +38,7 @@ pub(crate) struct FindingDraft {
 }
 
 impl FindingDraft {
+    /// A draft with only these facts and confidence 0.9. It counts as a root.
     pub(crate) fn new(code: Code, sentence: String) -> Self {
         Self {
             code,

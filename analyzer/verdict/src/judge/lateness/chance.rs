@@ -225,12 +225,12 @@ impl Tally {
         self.stretches >= LEAST_TURNS && most * 2 <= self.stretches && is_shared
     }
 
-    /// The units that are late too often for chance. `among` is the number of units compared, `least_ms` the lowest
+    /// The units that are late too often for chance. `compared` is the number of units compared, `least_ms` the lowest
     /// price that is reported, `before` the units that were late in the previous snapshot, for which half of `least_ms`
     /// suffices. The dearest delay of a unit does not count for that price: one long halt is not repeated. Empty if the
     /// late units are more than a quarter of all (and more than one), do not clearly cost more than all others, or did
     /// not cost most in enough of the deciding stretches.
-    pub(crate) fn late(&self, among: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
+    pub(crate) fn late(&self, compared: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
         let mut late: Vec<Late> = Vec::new();
         let (mut late_stretches, mut repeated) = (0, false);
         for (&unit, delays) in &self.delays_ms {
@@ -241,7 +241,7 @@ impl Tally {
                 (ERROR_RATE, least_ms)
             };
             let repeated_ms = self.price(unit) - self.dearest(unit);
-            if repeated_ms >= least_ms && self.by_chance(unit, delays, among) <= rate {
+            if repeated_ms >= least_ms && self.by_chance(unit, delays, compared) <= rate {
                 late_stretches += delays.len();
                 repeated |= was_late;
                 late.push(Late {
@@ -256,7 +256,7 @@ impl Tally {
         let least = least.fold(f64::MAX, f64::min);
         let others = self.price_ms.iter().filter(|(unit, _)| !is_late(unit));
         let most_of_others = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
-        let few = late.len() <= (among / 4).max(1);
+        let few = late.len() <= (compared / 4).max(1);
         let stand_out = least >= most_of_others * STANDS_OUT;
         let often_worst = late_stretches as f64 >= share * self.stretches as f64;
         if few && stand_out && often_worst {
@@ -266,18 +266,18 @@ impl Tally {
         }
     }
 
-    /// The probability, 0..1, that one of `among` equal units costs most in this many stretches, with delays as equal
+    /// The probability, 0..1, that one of `compared` equal units costs most in this many stretches, with delays as equal
     /// as these. `delays` are those of `unit`, one for each such stretch.
-    fn by_chance(&self, unit: usize, delays: &[f64], among: usize) -> f64 {
-        let among = among.max(1) as f64;
+    fn by_chance(&self, unit: usize, delays: &[f64], compared: usize) -> f64 {
+        let compared = compared.max(1) as f64;
         let share = self.independent_share(unit);
         let independent = |stretches: usize| (stretches as f64 * share).round() as usize;
         let often = at_least(
             independent(delays.len()),
             independent(self.stretches),
-            1.0 / among,
+            1.0 / compared,
         );
-        let often = among * often;
+        let often = compared * often;
         let alike = if (2..=FEW).contains(&delays.len()) {
             let least = delays.iter().copied().fold(f64::MAX, f64::min);
             let most = delays.iter().copied().fold(0.0, f64::max);
@@ -355,9 +355,9 @@ mod tests {
     }
 
     /// The units that are late in a job of as many stretches as there are losses.
-    fn late(losses: &[Loss], among: usize) -> Vec<usize> {
+    fn late(losses: &[Loss], compared: usize) -> Vec<usize> {
         let tally = Tally::new(losses, losses.len() as f64 * 100.0);
-        let late = tally.late(among, 1.0, &[]);
+        let late = tally.late(compared, 1.0, &[]);
         late.iter().map(|late| late.unit).collect()
     }
 
@@ -423,7 +423,10 @@ mod tests {
     #[test]
     fn no_rank_is_late_if_another_costs_nearly_as_much() {
         let near_equal = losses(40, |nth| (usize::from(nth % 5 == 0 || nth % 2 == 0), 20.0));
-        assert!(late(&near_equal, 4).is_empty(), "two of four");
+        assert!(
+            late(&near_equal, 4).is_empty(),
+            "rank 1 is late although it costs only 1.5 times what rank 0 costs"
+        );
     }
 
     #[test]

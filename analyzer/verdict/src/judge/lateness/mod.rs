@@ -99,7 +99,7 @@ pub(crate) struct Lateness {
     pub(crate) hosts: Hosts,
     pub(crate) pattern: Pattern,
     /// The number of ranks that took part in an instance.
-    pub(crate) among: usize,
+    pub(crate) ranks_compared: usize,
     /// The cost of each rank's lateness, by the index of the rank's first record.
     pub(crate) by_rank: Tally,
     /// The cost of each host's lateness.
@@ -310,9 +310,9 @@ impl Lateness {
         }
         if self.hosts.count() > 1 {
             let host = self.late_host(reader, instance, borne);
-            let alone = self.hosts.of(last.record).filter(|_| lost > least);
+            let of_last = self.hosts.of(last.record).filter(|_| lost > least);
             let host = host.filter(|&(_, ms)| ms > least);
-            if let Some((unit, ms)) = host.or(alone.map(|host| (host, lost))) {
+            if let Some((unit, ms)) = host.or(of_last.map(|host| (host, lost))) {
                 gathered.hosts.push((Loss { unit, ms, ..loss }, least));
             }
         }
@@ -388,15 +388,15 @@ impl Lateness {
         self.by_host = Tally::new(&losses(&gathered.hosts), self.span_ms);
         let least_ms = self.span_ms * policy.straggler_share;
         let taken_part = |record: &RecordIx| self.ranks[*record].instances > 0;
-        let mut among: Vec<Rank> = (0..self.ranks.len())
+        let mut compared: Vec<Rank> = (0..self.ranks.len())
             .filter(taken_part)
             .map(|record| aligned.records[record].rank)
             .collect();
-        among.dedup();
+        compared.dedup();
         let before = policy.late.iter();
         let before: Vec<usize> = before.map(|&rank| aligned.records_of(rank).start).collect();
-        self.among = among.len();
-        let mut ranks = self.by_rank.late(self.among, least_ms, &before);
+        self.ranks_compared = compared.len();
+        let mut ranks = self.by_rank.late(self.ranks_compared, least_ms, &before);
         let was_late = |host: &usize| {
             let mut ranks = self.hosts.ranks(*host).iter();
             ranks.all(|rank| policy.late.contains(rank))
@@ -435,12 +435,14 @@ impl Lateness {
 /// One host's part in one instance.
 struct HostPart<'a> {
     host: usize,
+    /// The first of the host's ranks to arrive.
     earliest: &'a Arrived,
     /// How long each of the host's ranks waited, and made others wait, since the members' previous common operation,
     /// ms: the largest of these times.
     excuse_ms: f32,
     /// The smallest of these times, ms.
     least_excuse_ms: f32,
+    /// The number of the host's ranks in the instance.
     ranks: usize,
 }
 

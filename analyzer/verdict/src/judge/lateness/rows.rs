@@ -270,8 +270,9 @@ impl<'a> ArrivalReader<'a> {
         let is_message = op.kind.is_p2p() || op.kind == OpType::Coalesced;
         let group = self.aligned.lanes[record].get(usize::from(op.group));
         let group = group.map(|lane| lane.group);
-        let is_alone = |group: GroupIx| self.aligned.groups[group].ranks.len() < 2;
-        let is_recorded = group.is_none_or(|group| self.all_recorded[group] || is_alone(group));
+        let has_one_member = |group: GroupIx| self.aligned.groups[group].ranks.len() < 2;
+        let is_recorded =
+            group.is_none_or(|group| self.all_recorded[group] || has_one_member(group));
         !is_message && op.kind.needs_all_members() && is_recorded
     }
 
@@ -380,16 +381,16 @@ impl<'a> ArrivalReader<'a> {
                 since = since.max(collectives[before] + 1);
             }
         }
-        let alone_ms = if recorder.sees_device() {
+        let own_wait_ms = if recorder.sees_device() {
             f32::MAX
         } else {
-            self.alone_ms(record, lane, op, before)
+            self.own_wait_ms(record, lane, op, before)
         };
         instance.members.push(Arrived {
             record,
             position,
             since,
-            wait_ms: op.duration_ms.min(alone_ms),
+            wait_ms: op.duration_ms.min(own_wait_ms),
         });
         true
     }
@@ -397,7 +398,7 @@ impl<'a> ArrivalReader<'a> {
     /// An upper bound, ms, of the time that an operation waited by itself: the time since the group's previous
     /// operation completed. Operations in flight at the same time wait for the same late rank, which counts once.
     /// `f32::MAX` if a completion is unknown.
-    fn alone_ms(&self, record: RecordIx, lane: &Lane, op: &Op, before: Option<usize>) -> f32 {
+    fn own_wait_ms(&self, record: RecordIx, lane: &Lane, op: &Op, before: Option<usize>) -> f32 {
         let before = before.map(|before| self.aligned.op(record, lane.collectives[before]));
         match (before.and_then(Op::completed_ns), op.completed_ns()) {
             (Some(before), Some(end)) => end.saturating_sub(before).max(0) as f32 / 1e6,

@@ -1,8 +1,9 @@
 //! Leaves out calls that PyTorch refused at once, such as those with invalid arguments: they were never issued, and no
 //! other rank has them.
 //!
-//! The recorder of PyTorch's hooks notes such a call as failed, without retiring it, and gives its number to the next
-//! operation. A call whose exception ends the program has no successor.
+//! In a program that uses PyTorch's own backends, rcomm's recorder learns of calls by PyTorch's hooks. It notes such a
+//! call as failed, without retiring it, and gives its number to the next operation. A call whose exception ends the
+//! program has no successor.
 
 use crate::align::record::{Op, Record};
 use crate::align::shared::Shared;

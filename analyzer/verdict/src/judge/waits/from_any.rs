@@ -41,7 +41,7 @@ pub(super) fn possible_senders(
         .collect()
 }
 
-/// Whether a member has posted receives from any source.
+/// Whether a member has posted receives from any source, or ones whose record names no peer.
 pub(super) fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
     messages.any.contains_key(&(group, receiver))
 }

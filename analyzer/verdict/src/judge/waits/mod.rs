@@ -1,5 +1,9 @@
 //! Which rank waits for which: the graph of waits ([`wait_graph`]), its components and roots ([`wait_root`]), and where
 //! a rank is missed first ([`missed`]).
+//!
+//! `from_any` decides who may send what a receive from any source takes, and `one_sided` enters accesses to windows.
+//! [`delivered`] and `stopped` leave out waits that the records do not prove, and [`busy`] corrects the roots for ranks
+//! of which one thread continues.
 
 pub(crate) mod busy;
 mod components;

@@ -86,15 +86,21 @@ fn by_turns(lateness: &Lateness) -> String {
         tally.stretches,
         format_lateness(tally.stretch_ms),
         tally.units_at_worst(),
-        lateness.among,
+        lateness.ranks_compared,
     )
 }
 
 /// Why the lateness is not chance, for `ruled_out`.
-fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, units: &str) -> String {
+fn no_chance(
+    late: &Late,
+    stretches: usize,
+    stretch_ms: f64,
+    compared: usize,
+    units: &str,
+) -> String {
     format!(
         "chance: of the {stretches} intervals of {} in which the job lost most time, it cost most in {}; if the \
-        {among} {units} were alike, that would happen in less than one of {} jobs",
+        {compared} {units} were alike, that would happen in less than one of {} jobs",
         format_lateness(stretch_ms),
         late.stretches,
         grouped((1.0 / ERROR_RATE).round() as u64)
@@ -173,7 +179,7 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
         late,
         stretches,
         stretch_ms,
-        lateness.among,
+        lateness.ranks_compared,
         "ranks",
     )];
     // The noise is unknown if no collective had three ranks that can be compared.

@@ -145,7 +145,7 @@ struct Later<'a> {
     from_ns: i64,
     /// The groups of each name, whatever their members.
     groups: HashMap<(Recorder, &'a str), BTreeSet<u32>>,
-    /// The operations that are pending.
+    /// The operations that are pending: the group, and the numbers among its collectives and its messages.
     pending: HashSet<(u32, u32, u32)>,
     // Of the records that show all that their processes have issued:
     /// The groups in which a rank has collectives or messages.
@@ -234,9 +234,9 @@ fn two_runs(
         return Some(Sign::Contradiction);
     }
     // A rank has completed with others what it issued only later. Over a short pause, its clock may be wrong.
-    let is_sure = by_clock.is_some() || pause_ns > CLOCKS_AGREE_NS;
+    let is_clock_right = by_clock.is_some() || pause_ns > CLOCKS_AGREE_NS;
     let falls_back = begins_late(shared, earlier, later)?;
-    if is_sure && (falls_back || against > 0) || list_other_members(shared, earlier, later) {
+    if is_clock_right && (falls_back || against > 0) || list_other_members(shared, earlier, later) {
         return Some(Sign::Contradiction);
     }
     // If few records are later than all others, but not by a day, their clocks may be ahead.
@@ -400,11 +400,11 @@ fn begins_late(shared: &Shared, earlier: &[&Record], later: &Later<'_>) -> Optio
 
 /// Whether a group has other members in an earlier record than in a later one, and one of them is in both.
 fn list_other_members(shared: &Shared, earlier: &[&Record], later: &Later<'_>) -> bool {
-    let of = |record: &&Record| -> Vec<(Recorder, u32)> {
+    let groups_of = |record: &&Record| -> Vec<(Recorder, u32)> {
         let groups = record.groups.iter();
         groups.map(|local| (record.recorder, local.group)).collect()
     };
-    let before: HashSet<(Recorder, u32)> = earlier.iter().flat_map(of).collect();
+    let before: HashSet<(Recorder, u32)> = earlier.iter().flat_map(groups_of).collect();
     before.iter().any(|&(recorder, group)| {
         let group = &shared.groups[group as usize];
         let of_name = later.groups.get(&(recorder, group.name.as_str()));

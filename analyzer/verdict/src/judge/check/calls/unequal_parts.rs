@@ -123,7 +123,7 @@ struct Found {
 }
 
 /// The sizes that a member sends to each member, or receives from each, as its record holds them.
-enum OfPairs<'a> {
+enum PairSizes<'a> {
     /// Numbers of elements.
     Splits(&'a [u64]),
     /// Shapes of tensors.
@@ -131,7 +131,7 @@ enum OfPairs<'a> {
 }
 
 /// The sizes that a member sends to each member, or receives from each; `None` if its record has no such sizes.
-fn of_pairs(call: &Call, members: usize, sends: bool) -> Option<OfPairs<'_>> {
+fn pair_sizes(call: &Call, members: usize, sends: bool) -> Option<PairSizes<'_>> {
     let signature = &call.signature;
     let (splits, sizes) = if sends {
         (&signature.input_splits, &signature.input_sizes)
@@ -139,10 +139,10 @@ fn of_pairs(call: &Call, members: usize, sends: bool) -> Option<OfPairs<'_>> {
         (&signature.output_splits, &signature.output_sizes)
     };
     if splits.len() == members {
-        return Some(OfPairs::Splits(splits));
+        return Some(PairSizes::Splits(splits));
     }
     let is_list = (call.op.pattern(), call.op.layout()) == (Pattern::AllToAll, Layout::List);
-    (is_list && sizes.len() == members).then_some(OfPairs::Shapes(sizes))
+    (is_list && sizes.len() == members).then_some(PairSizes::Shapes(sizes))
 }
 
 /// The number of elements that a member sends to each member, or receives from each; `None` if its record has no such
@@ -153,9 +153,9 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
             .iter()
             .fold(1u64, |product, &n| product.saturating_mul(n))
     };
-    Some(match of_pairs(call, members, sends)? {
-        OfPairs::Splits(splits) => splits.to_vec(),
-        OfPairs::Shapes(shapes) => shapes.iter().map(elements).collect(),
+    Some(match pair_sizes(call, members, sends)? {
+        PairSizes::Splits(splits) => splits.to_vec(),
+        PairSizes::Shapes(shapes) => shapes.iter().map(elements).collect(),
     })
 }
 
@@ -169,7 +169,7 @@ pub(in crate::judge::check) fn hides_sizes(ctx: &Context<'_>, group: GroupIx, se
     let members = instance.ranks.len();
     let lacks = |call: &Call| {
         let mut sides = [true, false].into_iter();
-        sides.any(|sends| of_pairs(call, members, sends).is_none())
+        sides.any(|sends| pair_sizes(call, members, sends).is_none())
     };
     let mut calls = instance.calls.iter().flatten();
     calls.any(|(_, _, call)| call.op.parts() == Parts::PerPair && lacks(call))

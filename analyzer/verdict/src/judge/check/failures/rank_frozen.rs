@@ -29,6 +29,7 @@ const SILENT_NS: i64 = 5_000_000_000;
 /// Why a rank makes no progress.
 #[derive(Clone, Copy, PartialEq)]
 enum Frozen {
+    /// A signal or a debugger has stopped the rank's process.
     Stopped(Stop),
     /// The rank's watchdog makes no rounds.
     Silent,
@@ -90,8 +91,8 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
         Some(_) => (SILENT_NS - STOPPED_NS, STOPPED_NS * 2),
         None => (SILENT_NS, STOPPED_NS),
     };
-    let alone = others.peek().is_some() && others.all(|ns| ns < awake);
-    (alone && silent.is_some_and(|ns| ns >= limit)).then_some(Frozen::Silent)
+    let others_continue = others.peek().is_some() && others.all(|ns| ns < awake);
+    (others_continue && silent.is_some_and(|ns| ns >= limit)).then_some(Frozen::Silent)
 }
 
 /// The record of a rank that is frozen, and why; `None` if the rank is not frozen.
@@ -213,12 +214,12 @@ fn idle(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> Fi
 fn last_seen(ctx: &Context<'_>, node: Node, record: usize) -> String {
     match ctx.graph.completed_by_others(node) {
         None => ctx.last_seen(record),
-        Some(place) => format!("its last event is of {}", at(ctx, place)),
+        Some(place) => format!("its last event is of {}", describe_place(ctx, place)),
     }
 }
 
 /// The operation of a place with its group.
-fn at(ctx: &Context<'_>, place: usize) -> String {
+fn describe_place(ctx: &Context<'_>, place: usize) -> String {
     let op_ref = ctx.op_ref_of_place(place);
     let group = ctx.group_name(op_ref.group);
     format!("{} #{} on group {group}", op_ref.op, op_ref.seq)
@@ -262,7 +263,7 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     if stopped.is_empty() || waiting == 0 {
         return None;
     }
-    let op_text = at(ctx, place);
+    let op_text = describe_place(ctx, place);
     let detail = match here.len() - stopped.len() {
         // No other rank is inside, so the stopped ones may have left it, too.
         0 => format!(

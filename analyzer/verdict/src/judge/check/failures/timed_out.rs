@@ -30,8 +30,8 @@ fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opti
         let group = lanes.get(usize::from(op.group))?.group;
         // An access to a window has no number, and is never the same as another rank's.
         let is_own = op.kind.pattern() == Pattern::OneSided && record != witness.record;
-        let is_same = |(of, late): (usize, &Op)| {
-            of == group && late.is_p2p == op.is_p2p && (late.seq == op.seq || op.is_p2p)
+        let is_same = |(its_group, late): (usize, &Op)| {
+            its_group == group && late.is_p2p == op.is_p2p && (late.seq == op.seq || op.is_p2p)
         };
         let is_end = || !op.is_p2p || is_other_end(ctx, (record, op), group, witness);
         let other = is_own || !(timed_out.is_some_and(is_same) && is_end());

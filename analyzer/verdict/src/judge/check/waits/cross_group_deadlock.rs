@@ -480,8 +480,8 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
     }
     // One vote against one proves something only if no other rank is contradicted.
     let first = contradicted.first().map(|odd| odd.node);
-    let is_alone = |odd: &MinorityRank| Some(odd.node) == first && odd.votes.second <= 1;
-    if minority.is_empty() && contradicted.iter().all(is_alone) {
+    let is_only_one = |odd: &MinorityRank| Some(odd.node) == first && odd.votes.second <= 1;
+    if minority.is_empty() && contradicted.iter().all(is_only_one) {
         minority = contradicted;
     }
     minority.sort_by_key(|odd| {

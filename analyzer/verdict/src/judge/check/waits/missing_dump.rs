@@ -257,11 +257,11 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             .alternatives
             .extend(failed.iter().map(|&rank| vec![rank]));
     }
-    if let &[alone] = ctx.graph.arrived[place].as_slice() {
+    if let &[only] = ctx.graph.arrived[place].as_slice() {
         draft
             .doubts
             .push("a rank that waits alone may have come to what its peers never issue".to_owned());
-        draft.alternatives.push(vec![ctx.rank(alone)]);
+        draft.alternatives.push(vec![ctx.rank(only)]);
     }
     let peers = exclusive_peers(ctx, &culprits);
     if !peers.is_empty() {

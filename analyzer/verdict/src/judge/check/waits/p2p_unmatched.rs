@@ -1,4 +1,4 @@
-//! E120: the peer of a send or receive never posted the other half.
+//! E120: the peer of a send or receive never posted the other half, or posted it and its device has not started it.
 //!
 //! Either the peer waits for no other rank: then this message is the first thing that it left out. Or the peer waits,
 //! within the same group, for the rank that posted the message: then both are in a cycle that only the missing half
@@ -126,8 +126,8 @@ pub(super) fn in_cycle(
     }
     let in_collective =
         |&place: &usize| matches!(ctx.graph.places[place], Place::Collective { .. });
-    let alone = culprits.len() == 1 && places.iter().any(in_collective);
-    if !decided && !alone {
+    let has_single_culprit = culprits.len() == 1 && places.iter().any(in_collective);
+    if !decided && !has_single_culprit {
         return Some(undecided(ctx, ranks, places, first, &culprits));
     }
     if decided {

@@ -69,8 +69,8 @@ fn opposite(
         let call = aligned.op(record, half.position).call;
         on_device(&aligned.shared.calls.get(call).signature.backend)
     };
-    let sure = forward.certain && back.certain && one != other;
-    if !sure || !forward.sends.first().is_some_and(|half| device(one, half)) {
+    let is_certain = forward.certain && back.certain && one != other;
+    if !is_certain || !forward.sends.first().is_some_and(|half| device(one, half)) {
         return None;
     }
     let mut found: Option<Opposite> = None;
@@ -95,7 +95,7 @@ fn opposite(
             .all(|&(record, half)| done(aligned, record, half));
         let unbatched = halves
             .iter()
-            .all(|&(record, half)| is_alone(ctx, record, half));
+            .all(|&(record, half)| is_unbatched(ctx, record, half));
         if !waits || !ended || !unbatched {
             continue;
         }
@@ -118,7 +118,7 @@ fn opposite(
 /// one after it is a message with its number.
 ///
 /// A schedule of a pipeline may post batches of one message, whose order it ensures by other means.
-fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {
+fn is_unbatched(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {
     let ops = &ctx.aligned.records[record].ops;
     let op = &ops[half.position as usize];
     let same = |other: &Op| {

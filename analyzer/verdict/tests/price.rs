@@ -13,6 +13,7 @@ struct TimedOperation {
     bytes: u64,
     /// When it was issued, ms after the job began.
     at_ms: f64,
+    /// How long it took, or `None` if that is not recorded.
     duration_ms: Option<f32>,
 }
 

@@ -337,7 +337,7 @@ fn plugin_of(torch: &Dump, later_ns: i64, are_named: bool) -> Dump {
 fn pytorch_s_dumps_are_joined_by_order_and_time_with_and_without_names() {
     let torch = torch_dumps();
     assert!(torch.iter().all(|dump| dump.identity.pid == 0));
-    let alone = analyze(&torch, &Policy::default());
+    let without_rings = analyze(&torch, &Policy::default());
     let judge_with_plugin = |later_ns: i64, are_named: bool| {
         let rings = torch
             .iter()
@@ -381,7 +381,7 @@ fn pytorch_s_dumps_are_joined_by_order_and_time_with_and_without_names() {
         let joined = judge_with_plugin(20_000, are_named);
         assert_eq!(joined.ranks.len(), 8);
         assert_eq!(communicators(&joined), 0, "{are_named}");
-        assert_eq!(named(&joined), named(&alone));
+        assert_eq!(named(&joined), named(&without_rings));
         // The rings are of another run of the same program: they hold the same calls in the same order, at other times.
         let apart = judge_with_plugin(3_000_000_000, are_named);
         assert!(communicators(&apart) > 4, "{are_named}");

@@ -325,7 +325,7 @@ fn a_rank_that_is_lost_later_in_another_group_may_have_left_because_of_the_first
     let later = |when: f64| {
         let mut ends_early = in_groups(3, &[(1, "odd", odd)], &[(1.0, State::Pending)]);
         ends_early.identity.dump_time_ns = at(1.5);
-        let of = |rank, group, lost, then| {
+        let loser = |rank, group, lost, then| {
             let mut dump = loses(
                 in_groups(
                     rank,
@@ -337,7 +337,11 @@ fn a_rank_that_is_lost_later_in_another_group_may_have_left_because_of_the_first
             dump.failures[0].group = Some(1);
             dump
         };
-        let dumps = [of(0, "even", 2, 2.0), of(1, "odd", 3, when), ends_early];
+        let dumps = [
+            loser(0, "even", 2, 2.0),
+            loser(1, "odd", 3, when),
+            ends_early,
+        ];
         let dumps = dumps.map(|mut dump| {
             dump.identity.reason = "failure".to_owned();
             dump.identity.world_size = Some(4);

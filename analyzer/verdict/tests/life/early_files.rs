@@ -1,4 +1,5 @@
-//! Tests records of ranks that were taken when others had just come to wait for them, long before the others' records.
+//! Tests records of ranks that were taken when others had just come to wait for them, long before the others' records,
+//! and records that were asked for in a running job.
 
 use crate::job::{State, at, fails, record};
 use rcomm_recorder::model::{Entry, EntryState, FailureKind, OpType, Peer, Rank, Signature};

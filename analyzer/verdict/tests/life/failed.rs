@@ -1,4 +1,5 @@
-//! Tests that a call that has failed is shown as failed, with its error, and not as waiting.
+//! Tests that a call that has failed is shown as failed, with its error, and not as waiting, and who is accused when
+//! a rank died after a call had failed.
 
 use crate::job::{State, alive, at, dead, fails, record};
 use rcomm_recorder::model::{FailureKind, OpType, Rank};

@@ -183,7 +183,7 @@ fn a_rank_that_may_still_be_inside_an_operation_is_not_said_to_have_an_early_rec
 }
 
 #[test]
-fn the_highest_sequence_numbers_are_judged_like_others() {
+fn records_with_the_highest_sequence_numbers_are_read() {
     let done = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
     let waits = [&done[..], &[(2.0, State::Pending)]].concat();
     for above in [0, 1] {

@@ -9,11 +9,12 @@ const BETWEEN: (f64, State) = (0.0, State::Done(0.1));
 
 /// The ranks that findings which are no consequences accuse with a confidence above one half.
 fn accused(report: &Report) -> Vec<Rank> {
-    let sure = report
+    let likely = report
         .findings
         .iter()
         .filter(|finding| finding.caused_by.is_none() && finding.confidence > 0.5);
-    sure.flat_map(|finding| finding.culprit_ranks.clone())
+    likely
+        .flat_map(|finding| finding.culprit_ranks.clone())
         .collect()
 }
 

@@ -117,7 +117,7 @@ fn a_rank_that_paused_for_as_long_before_may_pause_again() {
 
 /// The confidence and the doubts of the finding on rank 0, which is missed for 12 s in the operation that rank 1 issued
 /// at 40 s. Before, both ranks issued these operations. Their clocks agree.
-fn after(operations: &[[(f64, State); 2]]) -> (f64, String) {
+fn missed_after(operations: &[[(f64, State); 2]]) -> (f64, String) {
     let of_rank = |rank: Rank| {
         let mut own: Vec<(f64, State)> =
             operations.iter().map(|both| both[rank as usize]).collect();
@@ -149,7 +149,8 @@ fn a_rank_that_was_in_an_operation_or_for_which_none_waited_did_not_pause() {
     let at_once = |second: f64| [(second, State::Done(second + 0.1)); 2];
     let begin: Vec<_> = (0..8).map(|nth| at_once(f64::from(nth))).collect();
     let end = [at_once(39.0), at_once(39.5)];
-    let judged = |between: &[[(f64, State); 2]]| after(&[&begin[..], between, &end[..]].concat());
+    let judged =
+        |between: &[[(f64, State); 2]]| missed_after(&[&begin[..], between, &end[..]].concat());
     // Rank 0 is late by 15 s.
     let paused = judged(&[
         [(24.0, State::Done(24.1)), (9.0, State::Done(24.1))],

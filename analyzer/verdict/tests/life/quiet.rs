@@ -320,7 +320,7 @@ fn a_rank_whose_program_an_exception_has_left_is_named_before_the_others_are_ove
     let report = judge_live(&dumps, 2.3);
     let names_it = |finding: &Finding| finding.culprit_ranks.contains(&1);
     assert!(!report.findings.iter().any(names_it), "{report:?}");
-    // An operation that failed before is not why it failed.
+    // The exception is not why an operation failed that had failed before it.
     let before = [DONE, (1.0, State::Failed(1.1))];
     let report = judge_live(&named_phase(RAISED, &[DONE], &before), 2.3);
     assert_ne!(

@@ -50,11 +50,11 @@ fn the_watchdog_of_a_stopped_rank_is_no_finding_of_its_own() {
     };
     let codes: Vec<Code> = judge(&waits).iter().map(|finding| finding.code).collect();
     assert_eq!(codes, [Code::E151]);
-    // No rank waits for it: the watchdog is what shows, and the process has to go on before stacks say more.
-    let alone = judge(&between);
-    let codes: Vec<Code> = alone.iter().map(|finding| finding.code).collect();
+    // No rank waits for it: only the silence of its watchdog shows. The process has to go on before stacks say more.
+    let findings = judge(&between);
+    let codes: Vec<Code> = findings.iter().map(|finding| finding.code).collect();
     assert_eq!(codes, [Code::E140]);
-    assert!(alone[0].next.contains("kill -CONT 101"), "{alone:?}");
+    assert!(findings[0].next.contains("kill -CONT 101"), "{findings:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests what a sentence says of the ranks that it does not blame, and of how the job ended.
+//! Tests what a report says of the ranks that it does not blame, and of how the job ended.
 
 use crate::job::{State, alive, at, dead, launch, record};
 use crate::launched::judge_launched;

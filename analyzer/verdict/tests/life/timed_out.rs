@@ -1,4 +1,4 @@
-//! Tests time-outs that name different ranks: who waited for whom.
+//! Tests time-outs that name different ranks, in operations and in the meeting that ends the job: who waited for whom.
 
 use crate::job::{State, alive, at, closed, fails, record, stopped};
 use crate::root;

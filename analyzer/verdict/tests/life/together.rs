@@ -53,7 +53,7 @@ fn a_rank_that_ended_with_all_others_is_not_blamed_because_one_noticed_its_end()
         "{:?}",
         report.findings
     );
-    // No other process had to notice it.
+    // Nor is the ring of rank 0 there.
     let report = judge(&[second, third], 40.0);
     assert!(blame(&report) <= 0.5, "{:?}", report.findings);
     assert_eq!(report.findings[0].alternatives, [vec![0], vec![1], vec![3]]);
@@ -169,7 +169,7 @@ fn of_two_ranks_that_others_lost_one_after_the_other_none_is_blamed() {
         (Code::E150, &[][..])
     );
     assert_eq!(first.alternatives, [vec![1], vec![2]]);
-    // Both were killed.
+    // Where they were lost at once, both were killed.
     let report = judge_lost_at(1.26);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1, 2][..]));
 }

@@ -48,6 +48,7 @@ fn waits(from: f64, count: u32) -> Vec<(f64, State)> {
     done(from, count).into_iter().chain([last]).collect()
 }
 
+/// The report as of 740 s.
 fn judge(files: impl IntoIterator<Item = File>) -> Report {
     judge_by(Some(at(740.0)), files)
 }
@@ -152,13 +153,13 @@ fn only_the_old_file_is_left_aside_where_a_rank_comes_late() {
 #[test]
 fn ranks_whose_clocks_are_wrong_are_of_the_same_run() {
     // Each with the ranks whose clocks differ, by how much, and the rank that has not come.
-    for (ranks, behind, skew, missing) in [
+    for (ranks, skewed, skew, missing) in [
         (4, 3..4, -120.0, 0),
         (8, 6..8, 90.0, 1),
         (8, 0..4, -25.0, 5),
     ] {
         let files = (0..ranks).map(|rank| {
-            let skew = if behind.contains(&rank) { skew } else { 0.0 };
+            let skew = if skewed.contains(&rank) { skew } else { 0.0 };
             let operations = if rank == missing {
                 done(skew, 10)
             } else {
@@ -170,10 +171,10 @@ fn ranks_whose_clocks_are_wrong_are_of_the_same_run() {
         assert_eq!(first(&report), (Code::E101, &[missing][..]));
         assert_eq!(of_earlier_run(&report), 0);
     }
-    // The clocks of half the ranks are wrong, one of which has not come: none of the others is left aside.
-    for behind in [4..8, 6..8] {
+    // The clocks of half or a quarter of the ranks are wrong, one of which has not come: none is left aside.
+    for skewed in [4..8, 6..8] {
         let files = (0..8).map(|rank| {
-            let skew = if behind.contains(&rank) { -110.0 } else { 0.0 };
+            let skew = if skewed.contains(&rank) { -110.0 } else { 0.0 };
             let operations = if rank == 7 {
                 done(skew, 10)
             } else {

@@ -15,7 +15,7 @@ fn live(dumps: &[Dump], now: f64) -> Report {
 }
 
 /// The report on records that are judged at 13:01.
-fn after(dumps: &[Dump]) -> Report {
+fn judge_later(dumps: &[Dump]) -> Report {
     let policy = Policy {
         now_ns: Some(at(60.0)),
         ..Policy::default()
@@ -43,8 +43,9 @@ fn group(id: u32, name: &str, desc: &str, ranks: &[Rank]) -> DumpGroup {
     }
 }
 
-/// The dump by gloo's own recorder of a rank of two pairs: it names the members of the pair, which was made last, and
-/// those of no other group. All operations are on the pair, but with `barrier` the last one is a barrier on the world.
+/// The dump by gloo's own recorder of a rank whose job consists of pairs: it names the members of the pair, which was
+/// made last, and those of no other group. All operations are on the pair, but with `barrier` the last one is a barrier
+/// on the world.
 fn of_a_pair(rank: Rank, operations: &[(f64, State)], barrier: bool) -> Dump {
     let mut dump = record(rank, 4, operations);
     dump.recorder = Recorder::NativeGloo;
@@ -95,7 +96,7 @@ fn a_rank_that_calls_a_barrier_out_of_turn_is_named_and_not_the_one_that_waits_f
         of_a_pair(2, &done, false),
         of_a_pair(3, &done, false),
     ];
-    let report = after(&dumps);
+    let report = judge_later(&dumps);
     let found = errors(&report);
     let blamed: Vec<&[Rank]> = found
         .iter()
@@ -120,7 +121,7 @@ fn a_rank_that_calls_a_barrier_out_of_turn_is_named_and_not_the_one_that_waits_f
     // Of a second pair that goes on, the same is doubted.
     let mut dumps = Vec::from(dumps);
     dumps.extend([4, 5].map(|rank| of_a_pair(rank, &done, false)));
-    let of_six = after(&dumps);
+    let of_six = judge_later(&dumps);
     let doubts = &errors(&of_six)[0].doubts;
     let expected = "ranks 2 and 3 may be stuck in all_reduce #11 on group tp/2, ranks 4 and 5 may be stuck in \
                     all_reduce #11 on group tp/3; all members have joined these";
@@ -141,7 +142,7 @@ fn dumps_that_name_the_newest_group_do_not_show_how_many_ranks_there_are() {
     // Ranks 0 and 1 of four are in a barrier of the world, and ranks 2 and 3 left no dump. Their operation on the pair
     // shows that the pair is not the world.
     let dumps = [of_a_pair(0, &inside, true), of_a_pair(1, &inside, true)];
-    let report = after(&dumps);
+    let report = judge_later(&dumps);
     assert!(report.input.may_have_more);
     assert_eq!(errors(&report), Vec::<&Finding>::new());
     assert_eq!(report.verdict, Verdict::Inconclusive);
@@ -159,20 +160,20 @@ fn dumps_that_name_the_newest_group_do_not_show_how_many_ranks_there_are() {
     );
     assert_eq!(errors(&report)[0].code, Code::E102);
     // A record that states the members of the world leaves nothing open.
-    let report = after(&[record(0, 2, &inside), record(1, 2, &inside)]);
+    let report = judge_later(&[record(0, 2, &inside), record(1, 2, &inside)]);
     assert!(!report.input.may_have_more);
     let mut dumps = [of_a_pair(0, &inside, true), of_a_pair(1, &inside, true)];
     for dump in &mut dumps {
         dump.groups[1].info.ranks = (0..4).collect();
     }
-    let report = after(&dumps);
+    let report = judge_later(&dumps);
     assert!(!report.input.may_have_more);
     assert_eq!(report.input.ranks_expected, 4);
 }
 
 /// Three ranks whose program runs ahead of its device. Ranks 0 and 1 issued operations on the world, which rank 2 has
-/// not reached, and one among them on a group of their own. None of these has completed. The rings hold at most 40
-/// operations; those of the ranks in `dropped` no longer hold the one on the group.
+/// not reached, and one among them on a group of their own. None of these has completed. Their rings hold 39 operations
+/// each; those of the ranks in `dropped` no longer hold the one on the group.
 fn run_ahead(dropped: &[Rank], rank_2: &[(f64, State)]) -> Vec<Dump> {
     let of_rank = |rank: Rank| {
         let operations: Vec<(f64, State)> = match rank {
@@ -222,7 +223,7 @@ fn a_small_ring_without_a_completed_operation_is_no_dump_of_active_operations() 
         run_ahead(&[1], &[])[..2].to_vec(),
         run_ahead(&[1], &[]),
     ] {
-        let report = after(&dumps);
+        let report = judge_later(&dumps);
         assert_eq!(errors(&report), Vec::<&Finding>::new());
         assert_eq!(report.verdict, Verdict::Inconclusive);
         let problem = report
@@ -259,7 +260,7 @@ fn dumps_of_active_operations_are_known_by_what_differs_between_them() {
             .zip(unfinished)
             .map(|(rank, held)| of_rank(rank, held))
             .collect();
-        let report = after(&dumps);
+        let report = judge_later(&dumps);
         let mut problems = report.problems.iter();
         assert!(
             !problems.any(|problem| problem.code == Code::N302),
@@ -271,8 +272,8 @@ fn dumps_of_active_operations_are_known_by_what_differs_between_them() {
     }
 }
 
-/// Two ranks with an all_reduce each half second up to 5 s. Rank 0 issued a send to rank 1 at 2.2 s, which was never
-/// received; `later` is whether it issued anything after that.
+/// Two ranks with an all_reduce each half second, up to 5 s with `later`, else up to 2 s. Rank 0 issued a send to
+/// rank 1 at 2.2 s, which was never received.
 pub(super) fn sends(later: bool) -> [Dump; 2] {
     let last = if later { 10 } else { 4 };
     let operations: Vec<(f64, State)> = (0..=last)
@@ -341,8 +342,8 @@ fn a_rank_that_went_on_after_a_send_is_not_said_to_wait_in_it() {
     );
 }
 
-/// The report on PyTorch's dumps of two ranks whose files were written this long after rank 0 came to wait for rank 1,
-/// s. The time-out is 10 minutes, or this many ms.
+/// The report on PyTorch's dumps of two ranks. Their files were written `written` s after rank 0 came to wait for rank
+/// 1. Operations have this time-out.
 fn in_files(written: f64, timeout_ms: u64) -> Report {
     let mut analysis = Analysis::new(Policy::default());
     for rank in 0..2 {
@@ -422,7 +423,7 @@ fn a_rank_that_lives_and_is_missed_for_seconds_may_be_at_work() {
         });
         live(&dumps.collect::<Vec<_>>(), 1.0 + seconds)
     };
-    for (seconds, phase, timeout_ms, is_sure) in [
+    for (seconds, phase, timeout_ms, is_likely) in [
         (12.0, "", 600_000, false),
         (12.0, "save", 600_000, false),
         (12.0, "raised ValueError: bad", 600_000, true),
@@ -435,10 +436,10 @@ fn a_rank_that_lives_and_is_missed_for_seconds_may_be_at_work() {
             (finding.code, &finding.culprit_ranks[..]),
             (Code::E101, &[0][..])
         );
-        assert_eq!(finding.confidence > 0.9, is_sure, "{finding:?}");
+        assert_eq!(finding.confidence > 0.9, is_likely, "{finding:?}");
         let expected = "rank 0 waits in no operation and its process lives: a checkpoint";
         let mut doubts = finding.doubts.iter();
-        assert_eq!(doubts.any(|doubt| doubt.starts_with(expected)), !is_sure);
+        assert_eq!(doubts.any(|doubt| doubt.starts_with(expected)), !is_likely);
         assert!(finding.sentence.contains(phase), "{}", finding.sentence);
     }
 }

@@ -58,7 +58,7 @@ fn a_rank_whose_device_has_not_started_an_operation_is_not_said_to_wait_in_none(
 
 #[test]
 fn processes_that_are_gone_are_not_said_to_wait() {
-    let of = |closed_ranks: &[Rank]| {
+    let first_missing = |closed_ranks: &[Rank]| {
         let dumps = (0..4).map(|rank| {
             let operations = if rank < 2 { &WAITS[..] } else { &WAITS[..1] };
             let dump = record(rank, 4, operations);
@@ -83,7 +83,7 @@ fn processes_that_are_gone_are_not_said_to_wait() {
         ),
         (&[2, 3], None),
     ] {
-        let finding = of(closed_ranks);
+        let finding = first_missing(closed_ranks);
         assert_eq!(finding.culprit_ranks, [2, 3]);
         let found = finding
             .doubts

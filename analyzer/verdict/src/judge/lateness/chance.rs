@@ -266,8 +266,8 @@ impl Tally {
         }
     }
 
-    /// The probability, 0..1, that one of `compared` equal units costs most in this many stretches, with delays as equal
-    /// as these. `delays` are those of `unit`, one for each such stretch.
+    /// The probability, 0..1, that one of `compared` equal units costs most in this many stretches, with delays as
+    /// equal as these. `delays` are those of `unit`, one for each such stretch.
     fn by_chance(&self, unit: usize, delays: &[f64], compared: usize) -> f64 {
         let compared = compared.max(1) as f64;
         let share = self.independent_share(unit);

@@ -79,8 +79,8 @@ pub(crate) struct WaitGraph {
     pub(crate) waits_in: Vec<Vec<usize>>,
     /// For each rank: the ranks without which its accesses to windows do not complete.
     pub(super) one_sided: Vec<Vec<Node>>,
-    /// The waits in collectives that [`WaitGraph::drop_waits_of_stopped`] has removed: each the node of the rank, and the
-    /// place.
+    /// The waits in collectives that [`WaitGraph::drop_waits_of_stopped`] has removed: each the node of the rank, and
+    /// the place.
     pub(super) completed_by_others: Vec<(Node, usize)>,
     /// The number of ranks.
     pub(crate) ranks: usize,

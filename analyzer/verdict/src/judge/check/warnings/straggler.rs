@@ -192,8 +192,8 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
     reasons
 }
 
-/// The completed operation, other than a message, before which the rank spent the longest time outside of operations, as
-/// an example; `None` if there is none.
+/// The completed operation, other than a message, before which the rank spent the longest time outside of operations,
+/// as an example; `None` if there is none.
 fn after_longest_gap<'a>(
     ctx: &'a Context<'_>,
     record: usize,

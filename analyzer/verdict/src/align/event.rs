@@ -136,7 +136,7 @@ fn posted(
         sends: op.kind == OpType::Send,
         peer,
         index: index_in_pair(aligned, record, lane, position),
-        after: after(aligned, record, lane, position),
+        after: newest_collective_before(aligned, record, lane, position),
         p2p_seq: op.p2p_seq,
     })
 }
@@ -149,7 +149,12 @@ pub(crate) fn other_end(aligned: &Aligned<'_>, lane: &Lane, op: &Op) -> u32 {
 
 /// The newest collective before a message, in any group, and the number of messages with the same direction and peer
 /// between the two.
-fn after(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> Option<After> {
+fn newest_collective_before(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    lane: &Lane,
+    position: u32,
+) -> Option<After> {
     let mut newest: Option<(u32, &Lane)> = None;
     for other in &aligned.lanes[record] {
         let before = other

@@ -202,8 +202,8 @@ impl Shared {
                     // A damaged number must not read as `ANY` or `NONE`.
                     Peer::Rank(peer) => peer.min(ANY - 1),
                 },
-                started_us: after(entry.time_created_ns, entry.time_discovered_started_ns),
-                completed_us: after(entry.time_created_ns, entry.time_discovered_completed_ns),
+                started_us: elapsed_us(entry.time_created_ns, entry.time_discovered_started_ns),
+                completed_us: elapsed_us(entry.time_created_ns, entry.time_discovered_completed_ns),
                 duration_ms: entry
                     .duration_ms
                     .filter(|ms| ms.is_finite())
@@ -438,7 +438,7 @@ fn narrow(value: u64) -> u32 {
 
 /// The time from `created` to `then`, which are in ns, in µs: 0 if `then` is earlier, and at most `NONE - 1`. [`NONE`]
 /// if `then` is not positive, which means unknown.
-fn after(created: i64, then: i64) -> u32 {
+fn elapsed_us(created: i64, then: i64) -> u32 {
     if then <= 0 {
         return NONE;
     }

@@ -38,7 +38,7 @@ pub(crate) fn report(
             (draft, victims)
         })
         .collect();
-    drafts.sort_by(before);
+    drafts.sort_by(compare);
     let shortfall = Shortfall::of(ctx, &problems);
     note_absences(ctx, &drafts, &shortfall, &mut problems);
     let has_errors = drafts
@@ -93,7 +93,7 @@ pub(crate) fn report(
 
 /// The order of findings: by severity, errors first; then roots, then the most certain, then those with the most
 /// victims; then by code, culprits and sentence.
-fn before(
+fn compare(
     (a, a_victims): &(FindingDraft, Vec<Rank>),
     (b, b_victims): &(FindingDraft, Vec<Rank>),
 ) -> Ordering {

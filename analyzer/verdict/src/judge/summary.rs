@@ -371,26 +371,26 @@ pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
                 let missing = ctx.graph.missing[place].iter();
                 let missing = missing.map(|&(node, _)| node);
                 // If none is missing, the others wait for members whose processes are gone.
-                let mut on =
+                let mut awaited =
                     ctx.ranks(&missing.chain(gone_members(ctx, place)).collect::<Vec<_>>());
-                on.sort_unstable();
-                (!on.is_empty()).then(|| (on, ctx.op_ref_of_place(place)))
+                awaited.sort_unstable();
+                (!awaited.is_empty()).then(|| (awaited, ctx.op_ref_of_place(place)))
             });
-            let Some((on, op_ref)) = known else {
+            let Some((awaited, op_ref)) = known else {
                 continue;
             };
             let rank = ctx.rank(node);
             // A process that is gone does not wait for itself.
-            if on.contains(&rank) {
+            if awaited.contains(&rank) {
                 continue;
             }
-            listed += on.len() + ctx.aligned.groups[op_ref.group].ranks.len();
+            listed += awaited.len() + ctx.aligned.groups[op_ref.group].ranks.len();
             if listed > LISTED {
                 return waits;
             }
             waits.push(Wait {
                 rank,
-                on: on.clone(),
+                on: awaited.clone(),
                 group: ctx.group_ref(op_ref.group),
                 op: op_ref.op.clone(),
                 seq: op_ref.seq,

@@ -283,7 +283,7 @@ fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_the_ranks_are_gone() {
 
 /// Three ranks, of which ranks 0 and 2 wait from 2 s on for rank 1 in their third all_reduce. Thread 0 of rank 1 issued
 /// the first two; its thread `thread` issues one each second from 3 s on, on a group of ranks 1 and 2.
-fn beside(thread: u32) -> Vec<Dump> {
+fn thread_beside(thread: u32) -> Vec<Dump> {
     let first = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
     let waits = [first[0], first[1], (2.0, State::Pending)];
     let beats: Vec<_> = (3..12)
@@ -312,7 +312,7 @@ fn beside(thread: u32) -> Vec<Dump> {
 
 #[test]
 fn operations_of_another_thread_are_not_what_a_missing_rank_did_last() {
-    let report = judge_live(beside(1), 12.0);
+    let report = judge_live(thread_beside(1), 12.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let finding = &report.findings[0];
     assert!(
@@ -329,7 +329,7 @@ fn operations_of_another_thread_are_not_what_a_missing_rank_did_last() {
 
 #[test]
 fn a_missing_rank_that_goes_on_is_not_said_to_be_where_it_last_was() {
-    let report = judge_live(beside(0), 12.0);
+    let report = judge_live(thread_beside(0), 12.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let finding = &report.findings[0];
     assert!(
@@ -368,7 +368,7 @@ fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_sh
     let next = &report.findings[0].next;
     assert!(next.starts_with("look at what rank 1 does"), "{next}");
     // If the missing rank has issued nothing on the group, all its operations show that it goes on.
-    let mut dumps = beside(1);
+    let mut dumps = thread_beside(1);
     dumps[1].entries.retain(|entry| entry.group == 1);
     for dump in &mut dumps {
         dump.entries
@@ -387,7 +387,7 @@ fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_sh
         "{next}"
     );
     // Operations in another group that came long ago do not show it, either.
-    let mut dumps = beside(0);
+    let mut dumps = thread_beside(0);
     for dump in &mut dumps {
         dump.entries.retain(|entry| entry.time_created_ns < at(7.5));
     }

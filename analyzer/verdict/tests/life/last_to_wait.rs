@@ -29,7 +29,7 @@ fn exits(mut dump: Dump, code: u8, then: f64) -> Dump {
 }
 
 /// The same record, of a process on another host.
-fn on(mut dump: Dump, host: &str) -> Dump {
+fn on_host(mut dump: Dump, host: &str) -> Dump {
     dump.identity.host = host.to_owned();
     dump
 }
@@ -113,13 +113,13 @@ fn clocks_that_nothing_relates_show_no_order_of_ends() {
     // No operation has completed on both hosts, and the clock of one is nine seconds behind.
     let waits = [(9.9, State::Pending)];
     let asked = |rank: Rank, host: &str, ops: &[(f64, State)], then: f64| {
-        exits(on(dead(record(rank, 2, ops), then), host), 143, then)
+        exits(on_host(dead(record(rank, 2, ops), then), host), 143, then)
     };
     let dumps = [asked(0, "n0", &waits, 10.2), asked(1, "n1", &[], 1.2)];
     let report = judge(&dumps, 100.0);
     assert_eq!(report.verdict, Verdict::Cancelled, "{:?}", report.findings);
     // One that raised explains that the other was asked to end.
-    let raised = exits(on(dead(record(0, 2, &waits), 10.2), "n0"), 1, 10.2);
+    let raised = exits(on_host(dead(record(0, 2, &waits), 10.2), "n0"), 1, 10.2);
     let report = judge(&[raised, dumps[1].clone()], 100.0);
     let innocent = accused(&report).iter().all(|&rank| rank == 0);
     assert!(innocent, "{:?}", report.findings);

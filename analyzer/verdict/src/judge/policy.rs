@@ -30,7 +30,7 @@ pub struct Policy {
     pub overdue: Duration,
     /// The number of ranks expected, if another source than the dumps states it (a scheduler, a flag).
     pub world_size: Option<u32>,
-    /// Ranks whose record is missing because they no longer answer; the live view reports that itself.
+    /// Ranks whose records are left out because they no longer answer; the live view reports that itself.
     pub silent: Vec<Rank>,
     /// When the newest file of a dump that states no time was written, ns since the epoch; `None` if unknown.
     pub written_ns: Option<i64>,

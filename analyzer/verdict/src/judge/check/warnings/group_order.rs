@@ -60,17 +60,21 @@ const MOST_GROUPS: usize = 32;
 fn shared_pairs<'a>(ctx: &'a Context<'_>) -> Vec<([GroupIx; 2], Vec<Lanes<'a>>)> {
     let mut found: Vec<([GroupIx; 2], Lanes<'a>)> = Vec::new();
     for (record, lanes) in ctx.aligned.lanes.iter().enumerate() {
-        let device = |lane: &&Lane| {
+        let is_on_device = |lane: &&Lane| {
             let first = lane.collectives.first();
             first.is_some_and(|&position| {
                 let call = ctx.aligned.op(record, position).call;
                 on_device(&ctx.aligned.shared.calls.get(call).signature.backend)
             })
         };
-        let mut on_device: Vec<&Lane> = lanes.iter().filter(device).take(MOST_GROUPS).collect();
-        on_device.sort_by_key(|lane| lane.group);
-        for (index, &one) in on_device.iter().enumerate() {
-            for &other in on_device[index + 1..]
+        let mut device_lanes: Vec<&Lane> = lanes
+            .iter()
+            .filter(is_on_device)
+            .take(MOST_GROUPS)
+            .collect();
+        device_lanes.sort_by_key(|lane| lane.group);
+        for (index, &one) in device_lanes.iter().enumerate() {
+            for &other in device_lanes[index + 1..]
                 .iter()
                 .filter(|other| other.group != one.group)
             {

@@ -4,7 +4,7 @@
 #[path = "../../../web/tests/common/otlp.rs"]
 mod otlp;
 
-use otlp::{Collector, attributes, each, python};
+use otlp::{Collector, attributes, items, python};
 use rcomm_tests::process::Job;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -45,7 +45,7 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
     }
     let decoded = collector.decoded(&python);
-    let received: Vec<&Value> = each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"])
+    let received: Vec<&Value> = items(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"])
         .map(|(resource, span)| {
             assert_eq!(attributes(resource)["service.name"], "trainer");
             span

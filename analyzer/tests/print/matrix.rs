@@ -3,7 +3,7 @@
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{Finding, GroupRef, Policy, Report, analyze};
-use rcomm_recorder::model::{Entry, EntryState};
+use rcomm_recorder::model::{Entry, EntryState, Recorder};
 
 /// The last five operations of a group in a simulated job of 16 ranks, 10 s after the fault.
 fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
@@ -38,6 +38,37 @@ fn the_missing_rank_stands_out_in_its_group() {
         .collect();
     assert_eq!(rows, [(5, "CCCCS".into()), (13, "CCCC-".into())]);
     assert_eq!(matrix.seqs.last(), Some(&(Simulation::FAULT_STEP + 1)));
+}
+
+#[test]
+fn operations_that_gloos_recorder_retired_have_completed() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let mut dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
+    for dump in &mut dumps {
+        dump.recorder = Recorder::NativeGloo;
+        for entry in &mut dump.entries {
+            entry.retired = entry.state == EntryState::Completed;
+            entry.state = EntryState::Scheduled;
+        }
+    }
+    let groups = dumps.iter().flat_map(|dump| &dump.groups);
+    let group = groups
+        .map(|group| &group.info)
+        .find(|group| group.name == "dp_5")
+        .expect("the simulation has this group");
+    let group = GroupRef {
+        name: group.name.clone(),
+        desc: group.desc.clone(),
+        ranks: group.ranks.clone(),
+    };
+    let report = analyze(&dumps, &Policy::default());
+    let matrix = matrix((0..).zip(&dumps), &group, &report, 5, Rows::Each);
+    let rows: Vec<_> = matrix
+        .rows
+        .iter()
+        .map(|row| (row.ranks[0], letters(row)))
+        .collect();
+    assert_eq!(rows, [(5, "CCCCQ".into()), (13, "CCCC-".into())]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The rank × sequence matrix of one group: the state of each shown collective on each member.
 
+use crate::align::retiring_is_all;
 use crate::report::{Code, Finding, GroupRef, InstanceReport, Report, SeqKind, Severity};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -96,6 +97,9 @@ struct Line<'a> {
     newest: Option<u64>,
     /// When the oldest pending collective was issued, ns since the epoch.
     pending_since_ns: Option<i64>,
+    /// Collectives of lower numbers have ended if the record retired them: its recorder notes no other sign of an end.
+    /// 0 for other recorders.
+    retired_below: u64,
     /// By collective number, for those that may be shown: the entry, and the name of its operation.
     entries: HashMap<u64, (&'a Entry, &'a str)>,
 }
@@ -205,6 +209,7 @@ impl<'a> Line<'a> {
             complete: false,
             newest: None,
             pending_since_ns: None,
+            retired_below: 0,
             entries: HashMap::new(),
         }
     }
@@ -237,6 +242,11 @@ impl<'a> Line<'a> {
                 .is_some_and(|entry| entry.record_id <= first_id),
             newest: None,
             pending_since_ns: None,
+            // Of a call that is unfinished elsewhere, a retired entry does not show whether it completed.
+            retired_below: match retiring_is_all(dump.recorder) {
+                true => unfinished.unwrap_or(u64::MAX),
+                false => 0,
+            },
             entries: HashMap::new(),
         };
         let is_collective = |entry: &&Entry| {
@@ -288,6 +298,7 @@ impl<'a> Line<'a> {
         match self.entries.get(&seq) {
             Some((_, issued)) if is_odd || *issued != op => Cell::Mismatch,
             Some((entry, _)) => match entry.state {
+                _ if entry.retired && seq < self.retired_below => Cell::Completed,
                 EntryState::Scheduled => Cell::Queued,
                 EntryState::Started => Cell::Started,
                 EntryState::Completed => Cell::Completed,

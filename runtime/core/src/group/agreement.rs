@@ -25,7 +25,7 @@ pub(super) struct StoreAgreement {
     store: Arc<dyn Store>,
     kind: &'static str,
     round: i64,
-    /// The keys of a round that are not arrivals.
+    /// The keys of a round besides the arrivals and [`LEFT`].
     results: &'static [&'static str],
 }
 

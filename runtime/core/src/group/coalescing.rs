@@ -92,7 +92,7 @@ impl ProcessGroup {
     /// Until all operations of the block have ended, or the handle's time-out has passed.
     ///
     /// # Errors
-    /// `InvalidArgument` if `fill` adds a block, or both collectives and messages.
+    /// `InvalidArgument` if `fill` adds a block, or both collectives and messages; otherwise those of the operations.
     #[track_caller]
     pub fn coalesce<'a>(&self, fill: impl FnOnce(&mut Coalescer<'a>)) -> Result<()> {
         match self.collect(fill) {

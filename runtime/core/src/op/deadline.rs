@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The latest moment at which a wait ends. Every wait of this crate has one.
+/// The latest moment at which a wait ends. Every wait for another rank has one.
 ///
 /// A deadline made from a duration reads the clock only when a wait begins: an operation that takes a tenth
 /// of a microsecond cannot afford to read the clock.

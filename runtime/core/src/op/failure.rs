@@ -4,7 +4,7 @@
 use super::error::{Error, ErrorKind};
 use rcomm_recorder::model::{Failure, FailureKind, Rank, text};
 
-/// The most ranks that an error lists by number.
+/// The most ranks that a sentence on processes that have ended lists by number.
 const MAX_RANKS: usize = 64;
 /// How many bytes of another rank's note are read. A longer note is cut, and then cannot be parsed.
 const MAX_NOTE_BYTES: usize = 64 << 10;
@@ -110,7 +110,7 @@ impl Error {
                 let message = format!("rank {seen_by} aborted the group: {text}");
                 Self::new(ErrorKind::Aborted, message).with_rank(*seen_by)
             }
-            // The failure names only this rank or the sender: it adds no fact.
+            // The failure names no rank but this one and the sender: there is no other culprit to name.
             (_, []) => {
                 let message = format!("rank {from} gave up: {text}");
                 Self::new(ErrorKind::Aborted, message).with_rank(from)

@@ -1,8 +1,9 @@
-//! Gathers and reduce-scatters in place, as NCCL allows them: a rank's input is its own part of the output, or its
+//! All-gathers and reduce-scatters in place, as NCCL allows them: a rank's input is its own part of the output, or its
 //! output is its own part of the input.
 //!
 //! An algorithm may read its input after it has written parts of its output. So such an input is copied before the
-//! operation starts: of a gather this rank's part; of a reduce-scatter the whole input, or this rank's part of a list.
+//! operation starts: of an all-gather this rank's part; of a reduce-scatter the whole input, or this rank's part of a
+//! list.
 
 use super::Op;
 use crate::op::buffer::{Buffer, Device};

@@ -16,7 +16,7 @@ pub enum WorkStatus {
     Failed,
 }
 
-/// The identity of an operation in its group.
+/// The identity of an operation in its group, and how its order, its deadline and its duration are watched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpInfo {
     pub(crate) record_id: u64,
@@ -30,5 +30,6 @@ pub(crate) struct OpInfo {
     pub(crate) ends_itself: bool,
     /// Whether the group measures how long it runs: it runs on the host, and timing was on when it was issued.
     pub(crate) is_timed: bool,
+    /// How long it may take, from the moment at which it was issued.
     pub(crate) timeout: Duration,
 }

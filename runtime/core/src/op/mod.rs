@@ -3,8 +3,8 @@
 //!
 //! Memory that an operation writes must not be part of another of its buffers. An operation works in place
 //! only where one buffer is its input and its output. Slices and vectors cannot overlap in Rust;
-//! [`Op::validate`] refuses foreign memory that overlaps. Gathers and reduce-scatters whose input and output share this
-//! rank's part, as NCCL allows it, first copy their input, if it is in the host's memory.
+//! [`Op::validate`] refuses foreign memory that overlaps. All-gathers and reduce-scatters whose input and output share
+//! this rank's part, as NCCL allows it, first copy their input, if it is in the host's memory.
 //!
 //! An [`Op`] holds what to do and the buffers, but neither order nor deadline nor group: these come with the
 //! [`Call`](crate::backend::Call). Errors in a rank's own arguments are found by [`Op::validate`] before

@@ -1,7 +1,7 @@
 //! [`Op`]: what to do, and with which buffers.
 //!
 //! The table of operations, [`OpType`], states for each variant what moves, how, and which ranks wait for which.
-//! This module defines the fields, each with its role; all accessors are generated from the roles.
+//! This module defines the fields, each with its role; the accessors of the fields are generated from the roles.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 

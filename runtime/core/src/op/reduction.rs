@@ -43,7 +43,7 @@ impl Reduction {
     /// The factor of this rank's input: `factor`, or the number in `scale`, which must be in the host's memory.
     ///
     /// # Errors
-    /// `InvalidArgument` if `scale` is not one element of a floating-point type in the host's memory.
+    /// `InvalidArgument` if `scale` is not one floating-point number of 16 to 64 bits in the host's memory.
     pub fn host_factor(&self) -> Result<f64> {
         let Some(scale) = &self.scale else {
             return Ok(self.factor);

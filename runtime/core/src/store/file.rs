@@ -144,7 +144,7 @@ impl FileStore {
     }
 
     /// Takes the lock of the file, or returns `None` if it is not free within `limit`. The other threads of this
-    /// process can use the log while this waits, each until its own time-out.
+    /// process can try to take it while this waits, each until its own time-out.
     fn lock_file(&self, kind: LockKind, limit: Duration) -> Result<Option<MutexGuard<'_, Log>>> {
         let began = Instant::now();
         let mut pause = Duration::from_micros(50);

@@ -147,8 +147,8 @@ pub trait Store: Send + Sync {
     /// Sets every pair, in order. A reader may see the first without the last.
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
 
-    /// Makes these requests in this order, and returns their replies. Over a network this takes one round
-    /// trip. Other users of the store may see the first request done and the last not.
+    /// Makes these requests in this order, and returns their replies. A [`TcpStore`] takes one round trip for all.
+    /// Other users of the store may see the first request done and the last not.
     ///
     /// # Errors
     /// Those of the first request that fails; later requests may have been made or not.
@@ -249,7 +249,7 @@ impl Absence {
 /// Which of the keys are not present, as far as the store says it by `until`.
 ///
 /// # Blocking
-/// Until `until`, if the store obeys limits ([`Store::obeys_limits`]).
+/// At most until `until`, if the store obeys limits ([`Store::obeys_limits`]).
 pub fn absent_among(store: &dyn Store, keys: &[&str], until: Instant) -> Absence {
     let mut absence = Absence {
         known: Vec::new(),
@@ -289,7 +289,7 @@ fn look_up(store: &dyn Store, keys: &[&str], until: Instant) -> Vec<Result<bool>
     }
 }
 
-/// Raises a counter to `least`, and returns what it was.
+/// Raises a counter to `least` if it is lower, and returns what it was.
 pub(crate) fn raise(store: &dyn Store, key: &str, least: i64) -> Result<i64> {
     loop {
         let held = store.add(key, 0)?;

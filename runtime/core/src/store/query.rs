@@ -52,7 +52,7 @@ impl<T: Send + 'static> StoreQuery<T> {
     }
 
     /// Starts the request and waits for the reply, for at most `limit`; `None` if there is none by then. A `Store`
-    /// error if the store panics.
+    /// error if the store panics, an `Io` error if no thread can be started.
     pub fn ask_within(
         store: &Arc<dyn Store>,
         limit: Duration,

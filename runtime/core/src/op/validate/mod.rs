@@ -27,8 +27,8 @@ impl<'a> Op<'a> {
             .map_err(|wrong| self.refusal(wrong))
     }
 
-    /// A cheap check that accepts the most frequent operations over the caller's slices, and an all-reduce of one
-    /// buffer in any memory. All others are checked in full.
+    /// A cheap check that accepts barriers, the most frequent operations over the caller's slices, and an all-reduce
+    /// of one buffer in any memory. All others are checked in full.
     #[inline]
     fn is_plain(&self, own_rank: u32, size: u32) -> bool {
         // Lent memory is host memory, and Rust ensures that no other loan overlaps one for writing.
@@ -478,7 +478,9 @@ struct Use<'b, 'a> {
 
 /// Why an operation is refused.
 enum Refusal {
+    /// An argument is wrong, as this sentence says.
     Argument(String),
+    /// The reduction is not defined for elements of this type.
     Reduction(ReduceOp, DType),
 }
 

@@ -1,7 +1,7 @@
 //! A store over TCP, wire-compatible with PyTorch's `TCPStore` in both directions.
 //!
 //! [`TcpStoreServer`] serves rcomm's clients and PyTorch's; [`TcpStore`] connects to rcomm's server and to
-//! PyTorch's (libuv and legacy). A store that only rcomm uses asks its clients for the job's secret first
+//! PyTorch's (libuv and legacy). A store that only rcomm uses can ask its clients for the job's secret first
 //! ([`StoreAccess`]). `protocol` holds the wire format of both ends.
 
 mod access;

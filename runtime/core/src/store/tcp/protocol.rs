@@ -9,7 +9,7 @@
 //! ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
 //!
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
-//! [`Encoder`] writes one. None of them does I/O.
+//! [`Encoder`](super::encoder::Encoder) writes one. None of them does I/O.
 
 use crate::store::table::AddError;
 use rcomm_recorder::publish::{STORE_TAKES_TLS, StoreOpCode};

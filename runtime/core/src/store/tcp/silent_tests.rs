@@ -171,7 +171,7 @@ fn a_wait_whose_connection_was_slow_to_make_ends_when_others_do() {
             std::thread::sleep(delay);
             client.write_all(&hello[6..]).unwrap();
             let answered = Instant::now();
-            // The first wait, and the end of the second client.
+            // Reads what the second connection sends, until the client closes it.
             let mut request = [0; 64];
             while !delay.is_zero() && matches!(client.read(&mut request), Ok(1..)) {}
             answered.elapsed()

@@ -72,7 +72,7 @@ pub(super) struct ClientConnection {
     pub(super) outbox: Vec<u8>,
     /// How much of `outbox` is sent.
     sent: usize,
-    /// Whether too many replies are unread: no request is served until the peer has read them.
+    /// Whether too many replies are unread: no request is served until the peer has read enough of them.
     pub(super) paused: bool,
     /// The events of the socket that epoll reports.
     pub(super) interest: rustix::event::epoll::EventFlags,

@@ -583,7 +583,7 @@ impl EventLoop {
                 let peer = named(connection.host);
                 tracing::warn!(
                     peer,
-                    "a client of the store disconnected instead of proving the job's secret"
+                    "the connection of a client of the store ended before it had proved the job's secret"
                 );
                 self.state.count_refused(&peer);
             }

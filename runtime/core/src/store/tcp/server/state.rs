@@ -19,7 +19,9 @@ const REFUSED: &[u8] = b"/rcomm/refused";
 
 /// The wait of a connection, which has at most one at a time.
 enum PendingWait {
+    /// For these keys, of which `missing` are not set yet.
     Keys { keys: Vec<Key>, missing: usize },
+    /// At the barrier of this key.
     Barrier(Key),
 }
 

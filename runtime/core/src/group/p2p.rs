@@ -41,6 +41,9 @@ impl ProcessGroup {
 
     /// Receives the next message of `peer` under this tag into `buffer`.
     ///
+    /// # Blocking
+    /// Until the message has arrived, or the handle's time-out has passed.
+    ///
     /// # Errors
     /// `Mismatch` if the message has another type or length than `buffer`.
     #[track_caller]

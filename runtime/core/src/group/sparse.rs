@@ -152,9 +152,8 @@ impl ProcessGroup {
     /// ascending order. It is the same on all ranks, to the bit.
     ///
     /// # Errors
-    /// `Unsupported` for a reduction other than the sum, or an element type that cannot be added; `Mismatch`,
-    /// on all ranks, if shapes, numbers of sparse dimensions or element types differ, or if a rank stores more index
-    /// tuples than fit in memory.
+    /// `Unsupported` for a reduction other than the sum; `Mismatch`, on all ranks, if shapes, numbers of sparse
+    /// dimensions or element types differ, or if a rank stores more index tuples than fit in memory.
     #[track_caller]
     pub fn all_reduce_sparse<T: Element>(
         &self,

@@ -9,8 +9,8 @@
 //! | `composite` | operations that consist of several, or use a window or the store |
 //! | `worker`, `steps` | the threads that run operations of `composite` in the background |
 //!
-//! The operations themselves are in `collectives.rs` and `p2p.rs`. The watchdog polls operations that no
-//! caller waits for.
+//! The operations themselves are in the other modules of [`group`](super), such as `collectives` and `p2p`. The
+//! watchdog polls operations that no caller waits for.
 
 mod composite;
 mod group;

@@ -61,8 +61,9 @@ pub struct Window {
 }
 
 impl ProcessGroup {
-    /// Allocates zeroed memory of the kind that other members reach fastest, for a window or for collectives.
-    /// Host memory is shared memory, which other processes of the host can map.
+    /// Allocates zeroed memory of the kind that other members reach fastest, for a window or for collectives: host
+    /// memory if the group has a backend for it, otherwise device memory. Host memory is shared memory, which other
+    /// processes of the host can map.
     ///
     /// If all ranks of a group share memory and all call a long collective with such buffers, it works in the
     /// buffers, without intermediate copies. Parts of a buffer qualify if they begin at a page and end at

@@ -27,7 +27,8 @@ const IDLE: usize = 8;
 /// value, which makes it visible to every later call of any client.
 ///
 /// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not answered within
-/// the store's own time-out. A call that waits fails at its own time-out, or at most 4 s later if the server is silent.
+/// the store's own time-out. A call that waits fails at its own time-out, or at most 4 s later if the server falls
+/// silent.
 pub struct TcpStore {
     host: String,
     /// The address at which the server was reached. To look its name up again could last longer than a call may.

@@ -15,7 +15,7 @@
 //! | `RCOMM_SOCKET_STREAMS` | [`Tuning::streams`](crate::tuning::Tuning::streams) | 1 |
 //! | `RCOMM_JOB_SECRET` | [`secret`](Config::secret) | on one host from a file of the user, else made by rank 0 and sealed for each rank |
 //! | `RCOMM_TLS_CERT`, `RCOMM_TLS_KEY`, `RCOMM_TLS_CA` | [`tls`](Config::tls) | none |
-//! | `RCOMM_STORE` | [`store`](Config::store) | `secret` where rcomm serves the store and there is a secret, else `open` |
+//! | `RCOMM_STORE` | [`store`](Config::store): `secret`, `open` | `secret` where rcomm serves the store and there is a secret, else `open` |
 //! | `RCOMM_RING_DIR` | [`ring_dir`](Config::ring_dir); `memory` for none | `/dev/shm/rcomm-<uid>` |
 //! | `RCOMM_RING_ENTRIES`, `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_TRACE_BUFFER_SIZE`, `TORCHCOMM_FR_BUFFER_SIZE` | [`ring_entries`](Config::ring_entries) | 16,384 |
 //! | `RCOMM_RING_STEPS` | the same, as steps times operations of a step: `8x1250` | none |

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_whose_port_would_be_too_large_has_no_endpoint() {
+    fn a_port_that_would_be_too_large_is_an_error() {
         let base = "10.0.0.1:65534".parse::<SocketAddr>().unwrap();
         let last = own_port(base, &rendezvous(1)).unwrap();
         assert_eq!(last.port(), 65_535);

@@ -1,6 +1,7 @@
-//! The rendezvous of a job's ranks: each waits for the others and obtains the job's secret.
+//! The rendezvous of a job's ranks: each waits for the others and obtains the job's secret. A process already knows
+//! its rank by then ([`Rendezvous`]).
 //!
-//! A process already knows its rank by then ([`Rendezvous`]).
+//! Also other steps by which a world is made: opening the ring, writing keys to the store, and naming the run.
 
 use crate::config::rendezvous::{ALL_HERE, REFUSAL_READ, Rendezvous};
 use crate::config::{Config, RingDir};

@@ -110,6 +110,7 @@ enum Seat {
     /// A process has joined it as this rank. A second one would be refused, and its ring would replace that of the
     /// first, which is the record of this rank in that round even if the process has died since.
     Taken,
+    /// The round asks for the rank, and no process has joined it as this rank yet.
     Free,
 }
 

@@ -119,7 +119,7 @@ pub(crate) struct WorldShared {
     remaining: AtomicU32,
     /// Whether groups that are made from now on compare what their ranks issue.
     checks: AtomicBool,
-    /// Set before the groups of a world that ends are closed: a group that is made at that time is none of these.
+    /// Set before the groups of a world that ends are closed: no group is made in it from then on.
     is_ending: AtomicBool,
     /// How many rounds to recreate this world have failed.
     failed_rounds: AtomicU32,

@@ -93,7 +93,7 @@ pub(super) struct Responder {
     roll: RollAnswers,
     /// The last alarm of another rank: when this rank read it, and its cause.
     pub(super) announced: Option<(Instant, String)>,
-    /// Whether PyTorch's flag was set at the last poll.
+    /// Whether PyTorch's flag was set when this rank last read it, or has set it itself since.
     flag_seen: bool,
     /// Whether the store failed to reply at the last poll.
     store_lost: bool,

@@ -1,9 +1,10 @@
 //! The interface between a group and what moves the bytes: a [`Backend`] starts or runs operations; a [`Pending`]
 //! is an operation that was started.
 //!
-//! A backend gives no sequence numbers (it gets them in a [`Call`]), records nothing and dumps nothing: the group does.
-//! It guarantees three things. Operations of a group happen in the order of their turns. A buffer is returned only when
-//! neither code nor a device can still access it. And every wait ends, by completion, deadline or abort.
+//! A backend gives no sequence numbers (it gets them in a [`Call`]), records no operations and makes no dumps: the
+//! group does. It guarantees three things. Operations of a group happen in the order of their turns. A buffer is
+//! returned only when neither code nor a device can still access it. And every wait ends, by completion, deadline or
+//! abort.
 
 mod communicator;
 mod copies;

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// Memory that a backend has prepared. Keeps its owner alive.
+/// Memory that a backend has prepared. Keeps the memory's owner alive.
 #[derive(Clone)]
 pub struct Registration {
     /// The backend's own number for the memory.

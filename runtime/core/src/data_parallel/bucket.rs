@@ -33,19 +33,19 @@ pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {
     assign(&order, sizes, &|_| false, limits)
 }
 
-/// Like [`assign_buckets`], but takes the parameters in the order `order`. A parameter for which `is_alone` returns
+/// Like [`assign_buckets`], but takes the parameters in the order `order`. A parameter for which `has_own_bucket` returns
 /// true has a bucket of its own.
 fn assign(
     order: &[usize],
     sizes: &[usize],
-    is_alone: &dyn Fn(usize) -> bool,
+    has_own_bucket: &dyn Fn(usize) -> bool,
     limits: BucketSizes,
 ) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut current = Vec::new();
     let mut filled = 0usize;
     for &parameter in order {
-        if is_alone(parameter) {
+        if has_own_bucket(parameter) {
             if !current.is_empty() {
                 buckets.push(std::mem::take(&mut current));
                 filled = 0;
@@ -111,8 +111,8 @@ impl BucketLayout {
         }
         let (late, order): (Vec<usize>, Vec<usize>) =
             order.iter().partition(|&&parameter| is_delayed[parameter]);
-        let is_alone = |parameter: usize| is_sparse[parameter];
-        let mut buckets = assign(&order, &bytes, &is_alone, options.buckets);
+        let has_own_bucket = |parameter: usize| is_sparse[parameter];
+        let mut buckets = assign(&order, &bytes, &has_own_bucket, options.buckets);
         if !late.is_empty() {
             let until = options.delayed.until;
             let before =

@@ -46,6 +46,7 @@ pub(super) struct FabricState {
     happened: Vec<bool>,
     /// The ranks of each group that was made, by its name.
     ranks_by_group: BTreeMap<String, Arc<[Rank]>>,
+    /// The state of each group, by its [`wire_id`](GroupContext::wire_id).
     pub(super) groups: HashMap<u64, FabricGroup>,
 }
 

@@ -14,6 +14,7 @@ pub(super) const STATEMENT_LEN: usize = 512;
 const HEAD: usize = 24;
 /// Bytes at the end of a statement: the length of the call site, and its text.
 const SITE_LEN: usize = 128;
+/// The position at which they begin.
 const SITE: usize = STATEMENT_LEN - SITE_LEN;
 /// The most ranks that an error names; it counts the rest.
 pub(super) const MAX_NAMED: usize = 8;
@@ -27,6 +28,7 @@ pub(super) struct Statement {
     hash: u64,
     /// The position of the first NaN in this rank's inputs: the number of the input, and of the element.
     nan: Option<(u32, u64)>,
+    /// What the ranks must agree on.
     text: String,
     /// Where the program issued the collective, as `train.py:88`; empty if unknown. Ranks may differ.
     pub(super) site: String,

@@ -417,7 +417,7 @@ fn a_summary_accuses_no_rank_that_the_answers_themselves_would_not() {
 }
 
 #[test]
-fn no_rank_is_named_by_a_store_that_has_lost_the_own_answer() {
+fn no_rank_is_named_if_the_store_has_lost_this_ranks_own_answer() {
     let store = HashStore::new();
     // Rank 0 has published its answer before it asks, but only that of rank 1 is there.
     let published = exchange(1, Duration::ZERO).publish(&store, &report(41, ""));

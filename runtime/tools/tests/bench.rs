@@ -29,7 +29,7 @@ fn every_operation_is_right_at_odd_sizes() {
     let rows = rows(&bench(&[
         operations, "-n", "3", "-b", "4", "-e", "40K", "-f", "97", "--check", "--format", "json",
     ]));
-    // Three sizes of each, but one of the barrier, which has no size.
+    // Three rows for each operation, one a size; one row for the barrier, which has no size.
     assert_eq!(rows.len(), 9 * 3 + 1);
     for row in rows {
         assert_eq!(row["errors"], 0, "{row}");
@@ -161,12 +161,12 @@ fn a_usage_error_is_printed_once_and_names_the_wrong_arguments() {
         stderr_of(&["all_reduce", "-n", "2", "-b", "2K", "-e", "1K"]),
         "rcomm-bench: --min-bytes 2048 is larger than --max-bytes 1024\n"
     );
-    let alone = stderr_of(&["all_reduce"]);
+    let without_ranks = stderr_of(&["all_reduce"]);
     assert!(
-        alone.starts_with(
+        without_ranks.starts_with(
             "rcomm-bench: -n is not given, and the variables of a launcher are missing or wrong"
         ),
-        "{alone}"
+        "{without_ranks}"
     );
 }
 
@@ -223,10 +223,10 @@ fn measuring_a_machine_gives_a_usable_table() {
         "reduce",
         "reduce_scatter",
     ] {
-        let of_three = |line: &str| {
+        let is_for_three_hosts = |line: &str| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             fields.first() == Some(&pattern) && fields[1..3] == ["hosts", "3"]
         };
-        assert!(text.lines().any(of_three), "{pattern}: {text}");
+        assert!(text.lines().any(is_for_three_hosts), "{pattern}: {text}");
     }
 }

@@ -50,7 +50,7 @@ impl Demo {
     /// Waits for the end of the launcher, and checks its exit code and that no ring is left.
     fn check_end(mut self) {
         let status = self.launcher.wait().unwrap();
-        // The exit code is that of the first rank that failed: of the killed rank, if one was killed.
+        // The exit code is that of the signal to the launcher, or of a rank that was killed before it.
         let codes = [Signal::TERM, Signal::KILL].map(|signal| Some(128 + signal.as_raw()));
         assert!(codes.contains(&status.code()), "{status}");
         assert_eq!(rings_below(self.rings.path()), 0, "rings are left");
@@ -117,7 +117,7 @@ fn rings_below(folder: &Path) -> usize {
 }
 
 /// Runs a demonstration of this kind until its report has this verdict, and checks that the first finding has this code
-/// and names rank 2 alone.
+/// and names rank 2 alone. Then ends the demonstration.
 #[track_caller]
 fn first_finding_names_rank_2(kind: &str, verdict: Verdict, code: Code) {
     let demo = Demo::start(kind);

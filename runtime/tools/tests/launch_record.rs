@@ -26,7 +26,8 @@ fn read(folder: &Path) -> Option<LaunchRecord> {
     LaunchRecord::of_job(folder, "a job").pop()
 }
 
-/// Runs the script on two ranks until both have ended; returns the record.
+/// Runs the script on two ranks until both have ended. Checks the record's times and the mode of its file, and returns
+/// the record.
 fn run(script: &str) -> LaunchRecord {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), script).status().unwrap();

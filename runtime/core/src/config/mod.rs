@@ -203,7 +203,7 @@ pub enum DumpFormat {
     /// JSON, which people and other programs read.
     #[default]
     Json,
-    /// Pickle, which PyTorch's analyzer reads; with stacks.
+    /// Pickle, which PyTorch's analyzer reads.
     Pickle,
     /// One file of each.
     Both,

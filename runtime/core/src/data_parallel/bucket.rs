@@ -33,8 +33,8 @@ pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {
     assign(&order, sizes, &|_| false, limits)
 }
 
-/// Like [`assign_buckets`], but takes the parameters in the order `order`. A parameter for which `has_own_bucket` returns
-/// true has a bucket of its own.
+/// Like [`assign_buckets`], but takes the parameters in the order `order`. A parameter for which `has_own_bucket`
+/// returns true has a bucket of its own.
 fn assign(
     order: &[usize],
     sizes: &[usize],

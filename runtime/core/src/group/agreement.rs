@@ -18,8 +18,8 @@ const SWEPT_ROUNDS: i64 = 64;
 /// The key of how many members have left an agreement.
 const LEFT: &str = "left";
 
-/// One of the agreements of a kind among the members of a group. They are numbered from 1: the n-th calls of all members
-/// belong together.
+/// One of the agreements of a kind among the members of a group. They are numbered from 1: the n-th calls of all
+/// members belong together.
 #[derive(Clone)]
 pub(super) struct StoreAgreement {
     store: Arc<dyn Store>,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time limit of every wait, longer than any takes.
+/// Time limit of a wait for a process, a file or a store, longer than any takes.
 const LONG: Duration = Duration::from_secs(60);
 
 fn rcomm_run(arguments: &[&str]) -> Command {
@@ -387,8 +387,8 @@ fn user_signals_are_forwarded_and_do_not_end_the_job() {
     assert_eq!(code, 0);
 }
 
-/// Runs a job with these options, and calls `use_store` with the port of its store. Returns the ranks' `RCOMM_STORE`
-/// and, after a blank, the launcher's standard error.
+/// Runs a job of one rank with these options, and calls `use_store` with the port of its store. Returns the rank's
+/// `RCOMM_STORE` and, after a blank, the launcher's standard error.
 fn with_a_store(options: &[&str], use_store: impl FnOnce(u16)) -> String {
     let script = "trap 'exit 0' USR1; echo $MASTER_PORT $RCOMM_STORE; while :; do sleep 0.05; done";
     let mut running = Running::start(shell(1, options, script));

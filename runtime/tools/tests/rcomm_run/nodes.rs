@@ -62,8 +62,9 @@ fn failure_on_one_node_ends_the_other() {
     assert!(err.contains("on another host, rank 1"), "{err}");
 }
 
-/// The beginning of a script: a process that it leaves writes more than all queues hold. While the test does not read
-/// that, the launcher's attempt is not over, although the rank has ended.
+/// The beginning of a script. It writes the rank's process id to the file `pid`, and leaves a process that writes more
+/// than all queues hold. While the test does not read that, the launcher's attempt is not over, although the rank has
+/// ended.
 const LEAVE_OUTPUT: &str = "echo $$ > $MARKS/new; mv $MARKS/new $MARKS/pid; seq 3000000 &";
 
 #[test]
@@ -252,7 +253,7 @@ fn a_signal_while_a_launcher_waits_to_start_again_ends_the_job() {
         err.contains("SIGTERM: the ranks of this host have ended") && !err.contains("start again"),
         "{err}"
     );
-    // The second signal after that of the failure ends the rank at once.
+    // Rank 1 has ignored the SIGTERM that the failure of rank 0 caused. This signal kills it at once.
     second.signal(Signal::TERM);
     let (_, err, code) = second.finish();
     assert_ne!(code, 0, "{err}");
@@ -285,7 +286,7 @@ fn launcher_of_node_0_that_is_killed_ends_the_other_node() {
     first.process.wait().unwrap();
     // The kernel kills the launcher's rank.
     let rank: u32 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + LONG;
     while is_alive(rank) {
         assert!(Instant::now() < deadline, "process {rank} still runs");
         std::thread::sleep(Duration::from_millis(10));
@@ -310,7 +311,7 @@ fn node_rank_given_twice_is_refused() {
     assert_eq!(code, 143);
 }
 
-/// Launchers of a job whose number of hosts may change. Its ranks run until `end` is called.
+/// Launchers of a job whose number of hosts may change.
 struct Elastic {
     port: String,
     marks: tempfile::TempDir,
@@ -324,13 +325,15 @@ impl Elastic {
         }
     }
 
-    /// Starts a launcher with one rank, which prints the world size, its host's number and the attempt.
+    /// Starts a launcher with one rank, which prints the world size, its host's number and the attempt, and runs until
+    /// [`end`](Self::end) is called.
     fn start(&self, options: &[&str]) -> Running {
         let script = "echo $WORLD_SIZE $GROUP_RANK $TORCHELASTIC_RESTART_COUNT; \
                       until [ -e $MARKS/end ]; do sleep 0.05; done";
         self.run(options, script)
     }
 
+    /// Starts a launcher with one rank, which runs this script.
     fn run(&self, options: &[&str], script: &str) -> Running {
         let common = ["--master-port", &self.port, "--linger", "0"];
         let mut command = shell(1, &[&common, options].concat(), script);

@@ -1,4 +1,5 @@
-//! Output that cannot be written, or is not read, and signals that the launcher ignores.
+//! Tests output that cannot be written or is not read, signals to a launcher with such output, and a signal that the
+//! launcher ignores.
 
 use super::{LONG, Running, rcomm_run, shell, shell_with_folder};
 use rcomm_recorder::publish::LaunchRecord;
@@ -58,8 +59,8 @@ pub(super) fn end_of_unread(mut running: Running) -> i32 {
 /// The beginning of a script, which writes the process id of the rank to the file `pid`.
 pub(super) const WRITE_PID: &str = "echo $$ > $DIR/new; mv $DIR/new $DIR/pid";
 
-/// Starts a launcher whose only rank runs this script and ends, and does not read its output. Sends SIGTERM once the
-/// rank has ended, and returns the exit code and the folder.
+/// Starts a launcher whose only rank runs this script, and does not read the launcher's output. Sends SIGTERM to the
+/// launcher once the rank has ended, and returns its exit code and the folder.
 fn end_unread(options: &[&str], script: &str) -> (i32, TempDir) {
     let script = format!("{WRITE_PID}; {script}");
     let (mut command, folder) = shell_with_folder(1, options, &script);

@@ -1,4 +1,4 @@
-//! Ranks that are stopped by a signal while the others have ended, and a launcher that was stopped itself.
+//! Tests ranks that stay stopped by a signal, and a launcher that was stopped itself.
 
 use super::{Running, by_rank, run, shell, shell_with_folder, text};
 use rustix::process::{Pid, Signal, kill_process};

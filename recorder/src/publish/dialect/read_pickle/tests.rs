@@ -1,4 +1,4 @@
-//! Compares the two ways to read entries.
+//! Compares the two ways to read entries, and tests that a shape which entries share is not read without end.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -70,13 +70,14 @@ fn pickle(pieces: &[&[u8]]) -> Vec<u8> {
     [&[0x80, 2][..], &pieces.concat(), b"."].concat()
 }
 
+/// The instruction that pushes this text.
 fn text(text: &str) -> Vec<u8> {
     let len = (text.len() as u32).to_le_bytes();
     [b"X", &len[..], text.as_bytes()].concat()
 }
 
 #[test]
-fn an_ordinary_entry_is_never_kept_as_cells() {
+fn an_ordinary_entry_that_is_read_in_place_is_not_kept_as_a_container() {
     let (entries, name) = (text("entries"), text("profiling_name"));
     let mut list = vec![b"}(".to_vec(), entries, b"](".to_vec()];
     for _ in 0..1000 {
@@ -152,12 +153,6 @@ fn invalid_items_are_counted_alike_both_ways() {
 
 /// A dump in which all entries share one shape from the memo.
 fn shared_shape(entries: usize, dimensions: usize) -> Vec<u8> {
-    let text = |text: &str| {
-        let mut bytes = vec![b'X'];
-        bytes.extend(u32::try_from(text.len()).unwrap().to_le_bytes());
-        bytes.extend(text.as_bytes());
-        bytes
-    };
     let mut bytes = b"\x80\x02}".to_vec();
     bytes.extend(text("entries"));
     bytes.extend(b"](");

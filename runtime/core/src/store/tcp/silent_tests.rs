@@ -132,8 +132,8 @@ fn absent_ranks_are_named_though_a_connection_went_silent_during_the_wait() {
     let access = StoreAccess::Secret(Secret::generate().unwrap());
     let host = [IpAddr::V4(Ipv4Addr::LOCALHOST)];
     let server = TcpStoreServer::bind_with(&host, 0, &access, StoreLimits::default()).unwrap();
-    // The proof, then the replies to the batch of an `all_sum`: two counts and a nonce. The wait that follows gets none,
-    // and the new connection that asks for the names gets as many.
+    // The proof, then the replies to the batch of an `all_sum`: two counts and a nonce. The wait that follows gets
+    // none, and the new connection that asks for the names gets as many.
     let passed = StoreCaller::ANSWER_LEN + 1 + 8 + 8 + 4;
     let port = stand_in_front_of(server.port(), Arc::new(AtomicUsize::new(passed)));
     let store = TcpStore::connect_with("127.0.0.1", port, OWN, &access).unwrap();

@@ -377,8 +377,8 @@ impl TcpStore {
         self.or_missing(values, keys, timeout)
     }
 
-    /// The result of a wait, or the time-out error: it names the keys that are known to be missing, or all keys if there
-    /// are too many to check, or none is known to be.
+    /// The result of a wait, or the time-out error: it names the keys that are known to be missing, or all keys if
+    /// there are too many to check, or none is known to be.
     fn or_missing<T>(&self, result: Option<T>, keys: &[&str], timeout: Duration) -> Result<T> {
         /// The most keys that are checked one by one.
         const ASKED: usize = 64;

@@ -246,12 +246,12 @@ impl fmt::Display for Error {
             }
         }
         if let Some(group) = &facts.group {
-            let on = if facts.op.is_some() {
+            let lead = if facts.op.is_some() {
                 " on group "
             } else {
                 "group "
             };
-            write!(f, "{on}{group}: ")?;
+            write!(f, "{lead}{group}: ")?;
         }
         f.write_str(&facts.message)?;
         if let Some(source) = &facts.source {

@@ -414,9 +414,9 @@ impl Plan {
 
     /// The first range of sizes, in bytes, for which this algorithm is the first choice; empty if there is none.
     pub fn span(&self, pattern: Pattern, algorithm: Algorithm) -> Range<usize> {
-        let of_pattern = self.choices.iter();
+        let choices = self.choices.iter();
         let mut start = 0;
-        for choice in of_pattern.filter(|choice| choice.pattern == pattern) {
+        for choice in choices.filter(|choice| choice.pattern == pattern) {
             let end = choice.bytes.map_or(usize::MAX, |max| max.saturating_add(1));
             if choice.algorithm == algorithm && end > start {
                 return start..end;
@@ -429,12 +429,9 @@ impl Plan {
     /// The most bytes up to which this algorithm is the first choice for every size; 0 if another algorithm is
     /// the first choice for the smallest sizes.
     pub fn most(&self, pattern: Pattern, algorithm: Algorithm) -> usize {
-        let of_pattern = self
-            .choices
-            .iter()
-            .filter(|choice| choice.pattern == pattern);
+        let choices = self.choices.iter();
         let mut max = 0;
-        for choice in of_pattern {
+        for choice in choices.filter(|choice| choice.pattern == pattern) {
             if choice.algorithm != algorithm {
                 // Later lines apply only above the bytes of this one.
                 match choice.bytes {

@@ -185,7 +185,7 @@ impl Dumps {
         let mut dump = self.recorder.snapshot();
         reason.clone_into(&mut dump.identity.reason);
         // The ring has the communicators' numbers; the backends have their state too.
-        let of_ring = std::mem::take(&mut dump.nccl_comm_state);
+        let ring_states = std::mem::take(&mut dump.nccl_comm_state);
         let states = &mut dump.nccl_comm_state;
         for group in self.watch.groups().iter() {
             for state in group.comm_state() {
@@ -195,7 +195,7 @@ impl Dumps {
                 }
             }
         }
-        for (id, facts) in of_ring {
+        for (id, facts) in ring_states {
             if states.iter().all(|(known, _)| *known != id) {
                 states.push((id, facts));
             }

@@ -136,9 +136,9 @@ impl WorldShared {
         })
     }
 
-    /// On the rank that serves the store: waits until the others except `without` have read how the shutdown ended, for
-    /// at most [`STORE_KEPT`]. On any other rank: publishes that this rank has read it.
-    fn keep_store(&self, without: &[Rank]) {
+    /// On the rank that serves the store: waits until the others except `lost` have read how the shutdown ended, for at
+    /// most [`STORE_KEPT`]. On any other rank: publishes that this rank has read it.
+    fn keep_store(&self, lost: &[Rank]) {
         let key = format!("seen/{}", self.remaining.load(Ordering::Relaxed));
         if !self.place.serves_store() {
             if !matches!(
@@ -149,8 +149,8 @@ impl WorldShared {
             }
             return;
         }
-        let without = i64::try_from(without.len()).unwrap_or(i64::MAX);
-        let others = i64::from(self.remaining.load(Ordering::Relaxed)) - 1 - without;
+        let lost = i64::try_from(lost.len()).unwrap_or(i64::MAX);
+        let others = i64::from(self.remaining.load(Ordering::Relaxed)) - 1 - lost;
         let until = Instant::now() + STORE_KEPT.min(self.config.timeout);
         while others > 0 && Instant::now() < until {
             let key = key.clone();

@@ -354,15 +354,15 @@ mod tests {
     fn members_of_this_host_are_counted_only_if_every_host_is_known() {
         let (x, y) = (Some("x"), Some("y"));
         let here = part("a", &[0, 1], x);
-        let with = |others: [Option<&str>; 2]| {
+        let members_with = |others: [Option<&str>; 2]| {
             let [second, third] = others.map(|host| part("b", &[0], host));
             local_members(&[part("a", &[0, 1], x), second, third], &here)
         };
-        assert_eq!(with([x, y]), Some(3));
-        assert_eq!(with([y, y]), Some(2));
-        assert_eq!(with([y, None]), None);
+        assert_eq!(members_with([x, y]), Some(3));
+        assert_eq!(members_with([y, y]), Some(2));
+        assert_eq!(members_with([y, None]), None);
         // The whole world is on this host.
-        assert_eq!(with([x, x]), None);
+        assert_eq!(members_with([x, x]), None);
     }
 
     #[test]

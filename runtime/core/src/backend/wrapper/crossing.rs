@@ -76,14 +76,14 @@ impl Crossings {
         let (first, second) = members.clone().map(sites_of).find(|&(a, b)| {
             is_known((a, b)) && members.clone().any(|other| sites_of(other) == (b, a))
         })?;
-        let side = |wanted: (&str, &str)| -> Vec<Rank> {
-            let on_side = ranks
+        let ranks_with = |wanted: (&str, &str)| -> Vec<Rank> {
+            let matching = ranks
                 .iter()
                 .enumerate()
                 .filter(|&(index, _)| sites_of(index) == wanted);
-            on_side.map(|(_, &rank)| rank).collect()
+            matching.map(|(_, &rank)| rank).collect()
         };
-        let [in_order, reversed] = [side((first, second)), side((second, first))];
+        let [in_order, reversed] = [ranks_with((first, second)), ranks_with((second, first))];
         Some(format!(
             "{} issued #{earlier} at {first} and #{seq} at {second}, {} the other way round: the operations agree, \
              but data of different calls are combined; do two threads share the group, or did a rank leave \

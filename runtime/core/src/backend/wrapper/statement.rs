@@ -118,7 +118,7 @@ fn agreed_buffers(op: &Op<'_>) -> String {
         [buffer] if kind.layout() != Layout::Several => format!("{buffer:?}"),
         _ => format!("{buffers:?}"),
     };
-    let of_type = |buffers: &[Buffer<'_>]| {
+    let type_text = |buffers: &[Buffer<'_>]| {
         let dtype = buffers.first().map(Buffer::dtype);
         dtype.map_or_else(String::new, |dtype| format!(" of {dtype}"))
     };
@@ -137,9 +137,9 @@ fn agreed_buffers(op: &Op<'_>) -> String {
         }
         Pattern::ReduceScatter => format!(" of {}", to_text(inputs)),
         Pattern::AllToAll | Pattern::Gather if is_equal => format!(" of {}", to_text(inputs)),
-        Pattern::AllToAll | Pattern::Gather => of_type(inputs),
+        Pattern::AllToAll | Pattern::Gather => type_text(inputs),
         Pattern::Scatter if is_equal => format!(" into {}", to_text(outputs)),
-        Pattern::Scatter => of_type(outputs),
+        Pattern::Scatter => type_text(outputs),
         Pattern::Barrier
         | Pattern::Send
         | Pattern::Recv
@@ -162,7 +162,7 @@ fn agreed_buffers(op: &Op<'_>) -> String {
 pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> {
     let mut sites = Vec::with_capacity(ranks.len());
     let mut sets: Vec<(Statement, Vec<Rank>)> = Vec::new();
-    let mut with_nan = None;
+    let mut first_nan = None;
     for (bytes, &rank) in statements.chunks_exact(STATEMENT_LEN).zip(ranks) {
         let statement = Statement::decode(bytes).ok_or_else(|| {
             let message = format!(
@@ -170,8 +170,8 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
             );
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
-        if with_nan.is_none() {
-            with_nan = statement.nan.map(|position| (rank, position));
+        if first_nan.is_none() {
+            first_nan = statement.nan.map(|position| (rank, position));
         }
         sites.push(statement.site.clone());
         match sets
@@ -185,7 +185,7 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
     if sets.len() > 1 {
         return Err(disagreement(sets));
     }
-    match (with_nan, sets.first()) {
+    match (first_nan, sets.first()) {
         (Some((rank, (input, element))), Some((statement, _))) => Err(Error::new(
             ErrorKind::NotANumber,
             format!(

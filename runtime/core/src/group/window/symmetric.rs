@@ -134,23 +134,23 @@ impl ProcessGroup {
         if let Some(error) = refused {
             return Err(error);
         }
-        let without = ranks_where(&|_, outcome| outcome == NOT_ALLOCATED);
-        if !without.is_empty() {
+        let not_allocated = ranks_where(&|_, outcome| outcome == NOT_ALLOCATED);
+        if !not_allocated.is_empty() {
             let message = format!(
                 "{} cannot allocate {bytes} bytes of symmetric memory",
-                text::ranks(&without, MAX_RANKS)
+                text::ranks(&not_allocated, MAX_RANKS)
             );
-            let error = Error::new(ErrorKind::Io, message).with_ranks(&without);
+            let error = Error::new(ErrorKind::Io, message).with_ranks(&not_allocated);
             return Err(with_group(error));
         }
-        let failed = ranks_where(&|_, outcome| outcome == NOT_MAPPED);
-        if !failed.is_empty() {
+        let not_mapped = ranks_where(&|_, outcome| outcome == NOT_MAPPED);
+        if !not_mapped.is_empty() {
             let message = format!(
                 "symmetric memory needs a group whose ranks are on one host and share memory: {} cannot map the memory of \
                  all others",
-                text::ranks(&failed, MAX_RANKS)
+                text::ranks(&not_mapped, MAX_RANKS)
             );
-            let error = Error::new(ErrorKind::Unsupported, message).with_ranks(&failed);
+            let error = Error::new(ErrorKind::Unsupported, message).with_ranks(&not_mapped);
             return Err(with_group(match mapped {
                 Err(cause) => error.with_source(cause),
                 Ok(_) => error,
@@ -289,8 +289,8 @@ impl SymmetricMemory {
         // A peer that does not exist is refused in either case.
         self.part(peer).map_err(refuse)?;
         let (pad, _) = self.part(pad_of).map_err(refuse)?;
-        let at = WORD * (channel as usize * self.group.size() as usize + sender as usize);
-        let word = pad.word(at).ok_or_else(misaligned).map_err(refuse)?;
+        let offset = WORD * (channel as usize * self.group.size() as usize + sender as usize);
+        let word = pad.word(offset).ok_or_else(misaligned).map_err(refuse)?;
         let record = op_record(op, peer, None);
         self.group
             .run_recorded(&record, Location::caller(), |share| {

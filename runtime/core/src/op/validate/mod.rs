@@ -433,13 +433,13 @@ fn check_scale(scale: &Buffer<'_>, inputs: &[Buffer<'_>]) -> Result<(), Refusal>
 fn messages_to_self(ops: &[Op<'_>], own_rank: u32) -> Result<Vec<(usize, usize)>, Refusal> {
     let mut pairs = Vec::new();
     let mut taken = Vec::new();
-    let to_self = |op: &Op<'_>| op.is_p2p() && op.peer() == Peer::Rank(own_rank);
-    for (index, op) in ops.iter().enumerate().filter(|(_, op)| to_self(op)) {
+    let is_with_self = |op: &Op<'_>| op.is_p2p() && op.peer() == Peer::Rank(own_rank);
+    for (index, op) in ops.iter().enumerate().filter(|(_, op)| is_with_self(op)) {
         let Op::Send { buffer, tag, .. } = op else {
             continue;
         };
         let fits = |other: &Op<'_>| {
-            matches!(other, Op::Recv { .. }) && to_self(other) && other.tag() == Some(*tag)
+            matches!(other, Op::Recv { .. }) && is_with_self(other) && other.tag() == Some(*tag)
         };
         let mut receives = ops.iter().enumerate().filter(|(_, other)| fits(other));
         let receive = receives.find(|(index, _)| !taken.contains(index));
@@ -458,7 +458,7 @@ fn messages_to_self(ops: &[Op<'_>], own_rank: u32) -> Result<Vec<(usize, usize)>
         pairs.push((index, recv));
     }
     let receives = ops.iter().enumerate();
-    let mut receives = receives.filter(|(_, op)| matches!(op, Op::Recv { .. }) && to_self(op));
+    let mut receives = receives.filter(|(_, op)| matches!(op, Op::Recv { .. }) && is_with_self(op));
     match receives.find(|(index, _)| !taken.contains(index)) {
         None => Ok(pairs),
         Some((_, op)) => Err(Refusal::Argument(format!(

@@ -56,7 +56,7 @@ fn a_factor_is_one_element_of_the_type_in_host_memory_or_on_the_buffers_device()
     let memory = std::sync::Arc::new([2f32; 1]);
     let address = std::ptr::NonNull::from(&*memory).cast();
     // SAFETY: nothing reads this memory, which `memory` keeps alive.
-    let on_device = unsafe {
+    let device_factor = unsafe {
         Buffer::from_raw(
             address,
             1,
@@ -67,7 +67,7 @@ fn a_factor_is_one_element_of_the_type_in_host_memory_or_on_the_buffers_device()
         )
         .unwrap()
     };
-    let text = refusal(scaled(floats(3), on_device));
+    let text = refusal(scaled(floats(3), device_factor));
     assert!(
         text.contains("is on another device than Float[3]: cuda:0, not cpu"),
         "{text}"

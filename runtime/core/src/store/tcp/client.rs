@@ -394,15 +394,15 @@ impl Connection {
             }
             self.fill(deadline)?;
         }
-        let from = self.used;
-        while self.inbox.len() - from < MAX_REASON && !self.inbox[from..].contains(&b'\n') {
+        let start = self.used;
+        while self.inbox.len() - start < MAX_REASON && !self.inbox[start..].contains(&b'\n') {
             match self.fill(deadline) {
                 Ok(()) => {}
                 Err(Broken::Closed) => break,
                 Err(broken) => return Err(broken),
             }
         }
-        let reason = self.inbox[from..].strip_prefix(&STORE_REFUSAL[..]);
+        let reason = self.inbox[start..].strip_prefix(&STORE_REFUSAL[..]);
         let line = reason.and_then(|text| text.split(|&byte| byte == b'\n').next());
         match line {
             Some(line) => Err(Broken::Refused(String::from_utf8_lossy(line).into_owned())),

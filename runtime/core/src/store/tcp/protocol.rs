@@ -98,10 +98,10 @@ impl OpCode {
     /// The opcode with this number.
     pub(super) fn of(code: u8) -> Option<Self> {
         // PyTorch's opcodes are numbered without a gap, and come first in the table.
-        let by_index = OPCODES
+        let candidate = OPCODES
             .get(usize::from(code))
             .filter(|op| **op as u8 == code);
-        let found = by_index.or_else(|| OPCODES.iter().find(|op| **op as u8 == code));
+        let found = candidate.or_else(|| OPCODES.iter().find(|op| **op as u8 == code));
         found.copied()
     }
 

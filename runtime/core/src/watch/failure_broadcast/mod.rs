@@ -364,20 +364,20 @@ impl FailureBroadcast {
     fn store_silence_in_run_time(&self) -> Duration {
         match self.unanswered_since_run_time.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
-            from => self
+            since => self
                 .rolls
                 .time()
-                .saturating_sub(Duration::from_nanos(from - 1)),
+                .saturating_sub(Duration::from_nanos(since - 1)),
         }
     }
 
     /// Notes that a request is sent to the store.
     fn store_asked(&self) {
-        let from = u64::try_from(self.rolls.time().as_nanos()).unwrap_or(u64::MAX);
+        let since = u64::try_from(self.rolls.time().as_nanos()).unwrap_or(u64::MAX);
         // If there is an earlier request without a reply, its time is kept.
         let _ = self.unanswered_since_run_time.compare_exchange(
             0,
-            from.saturating_add(1),
+            since.saturating_add(1),
             Ordering::Relaxed,
             Ordering::Relaxed,
         );

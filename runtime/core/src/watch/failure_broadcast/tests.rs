@@ -60,10 +60,10 @@ pub(super) fn unstarted(
     };
     let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
     let processes = Arc::new(NeighborProcesses::new(recorder.clone(), root.clone(), 0));
-    of_parts(writer, rank, root, interval, recorder, processes)
+    unstarted_with(writer, rank, root, interval, recorder, processes)
 }
 
-fn of_parts(
+fn unstarted_with(
     writer: Box<dyn DumpWriter>,
     rank: u32,
     root: Arc<dyn Store>,
@@ -314,8 +314,8 @@ fn fail(broadcast: &FailureBroadcast, cause: &str) {
 
 #[test]
 fn a_rank_that_reads_an_alarm_finds_its_cause() {
-    let without_cause = Arc::new(AtomicBool::new(false));
-    let found = without_cause.clone();
+    let is_cause_missing = Arc::new(AtomicBool::new(false));
+    let found = is_cause_missing.clone();
     let store = Arc::new(HookedStore {
         store: HashStore::new(),
         before: Box::new(|| ()),
@@ -328,7 +328,7 @@ fn a_rank_that_reads_an_alarm_finds_its_cause() {
     let (broadcast, _, _thread) = broadcast(0, &store, never);
     fail(&broadcast, "late");
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
-    assert!(!without_cause.load(Ordering::Relaxed));
+    assert!(!is_cause_missing.load(Ordering::Relaxed));
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn a_stop_for_a_moment_of_the_rank_that_serves_the_store_changes_no_blame() {
     };
     let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
     let never = Duration::from_secs(3_600);
-    let broadcast = of_parts(writer, 1, store, never, recorder, rank_0.clone());
+    let broadcast = unstarted_with(writer, 1, store, never, recorder, rank_0.clone());
     // No thread raises the alarm, as if the store did not answer.
     let incident = Incident::of_rank("late");
     let blamed = || {

@@ -221,8 +221,7 @@ impl Group {
         result
     }
 
-    /// Starts an operation, and returns its handle. `spare` holds operations that have ended, whose memory may be
-    /// used.
+    /// Starts an operation, and returns its handle. `spare` holds ended operations, whose memory may be used.
     ///
     /// # Blocking
     /// Only as invariant 3 allows, or until the watchdog has aborted the group that a rejection by the backend ends.

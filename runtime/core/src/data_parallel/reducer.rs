@@ -162,7 +162,10 @@ impl<T: Gradient> Reducer<T> {
         self.meter.begin_forward();
     }
 
-    /// Copies the values of the group's rank 0 to all ranks.
+    /// Copies the values of the group's rank 0 to all ranks. All ranks of the group call this.
+    ///
+    /// # Blocking
+    /// Until the broadcasts have ended on this rank, or the group's time-out has passed.
     ///
     /// # Errors
     /// `InvalidArgument` if the lengths of `values` are not those of the parameters; otherwise the group's
@@ -173,6 +176,9 @@ impl<T: Gradient> Reducer<T> {
 
     /// Copies the values of rank `root` of the group to all ranks. After [`join`](Self::join), the root must be a rank
     /// that had input in all steps, such as [`Joined::last`](super::Joined::last).
+    ///
+    /// # Blocking
+    /// See [`broadcast_parameters`](Self::broadcast_parameters).
     ///
     /// # Errors
     /// Those of [`broadcast_parameters`](Self::broadcast_parameters).
@@ -185,7 +191,10 @@ impl<T: Gradient> Reducer<T> {
         })
     }
 
-    /// Checks that all ranks have the same values, to the bit.
+    /// Checks that all ranks have the same values, to the bit. All ranks of the group call this.
+    ///
+    /// # Blocking
+    /// Until all ranks have called it, or the group's time-out has passed.
     ///
     /// # Errors
     /// `Mismatch`, on all ranks, names the first parameter that differs, and the ranks. `InvalidArgument` if

@@ -10,10 +10,10 @@ pub(crate) struct StatusReplies {
     /// The whole status, as text.
     pub(crate) text: String,
     /// Members that have issued the operation; if another member's summary was read, all members that are not `absent`.
-    /// Empty for messages, and if the summary has only the text.
+    /// Empty for messages, and if only the text is known.
     pub(crate) arrived: Vec<Rank>,
     /// Members that have not issued the operation, have not answered, or have ended; for a message, only those that
-    /// have not answered or have ended. Empty if another member's summary was read that has only the text.
+    /// have not answered or have ended. Empty if only the text is known.
     pub(crate) absent: Vec<Rank>,
     /// Whether some of `absent` may have come: they have not answered, or the operation is a message.
     pub(super) is_uncertain: bool,

@@ -113,9 +113,9 @@ impl RankReport {
 
     /// The ranks for which this rank has waited for at least half of `timeout`.
     pub(super) fn long_waits(&self, timeout: Duration) -> impl Iterator<Item = Rank> {
-        let long = self.waits.iter();
-        let long = long.filter(move |&(_, &waited_ms)| is_long(waited_ms, timeout));
-        long.map(|(&rank, _)| rank)
+        let waits = self.waits.iter();
+        let long_waits = waits.filter(move |&(_, &waited_ms)| is_long(waited_ms, timeout));
+        long_waits.map(|(&rank, _)| rank)
     }
 
     /// Whether this rank is known to have issued this collective, or a later one of the group.

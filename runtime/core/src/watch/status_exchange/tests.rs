@@ -275,7 +275,7 @@ fn a_rank_to_which_a_connection_was_lost_is_asked_and_not_called_gone() {
         let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));
         published.expect("the store in memory failed");
     }
-    let lost = |lost: &[Rank]| {
+    let ask = |lost: &[Rank]| {
         let query = StatusQuery {
             lost,
             ..query(&members)
@@ -286,11 +286,11 @@ fn a_rank_to_which_a_connection_was_lost_is_asked_and_not_called_gone() {
         (text, began.elapsed() < Duration::from_secs(30))
     };
     let silent = "arrived: ranks 0, 1, 2; no answer: rank 3 (3 of 4 members answered)";
-    assert_eq!(lost(&[2, 3]), (silent.to_owned(), true));
+    assert_eq!(ask(&[2, 3]), (silent.to_owned(), true));
     let published = exchange(3, Duration::ZERO).publish(&store, &report(41, ""));
     published.expect("the store in memory failed");
     let all = "arrived: ranks 0, 1, 2, 3";
-    assert_eq!(lost(&[2, 3]), (all.to_owned(), true));
+    assert_eq!(ask(&[2, 3]), (all.to_owned(), true));
 }
 
 #[test]

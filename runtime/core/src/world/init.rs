@@ -46,7 +46,7 @@ fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -
 ///
 /// # Errors
 /// `Rendezvous` if this rank may not check in, if not all ranks arrive before the deadline, or if their secrets
-/// differ. Otherwise as [`JobSecret::agree`].
+/// differ. Otherwise the store's error, or as [`JobSecret::agree`].
 ///
 /// # Blocking
 /// Until the deadline, and then for as long as the store takes to answer a few requests. A caller that must not be
@@ -302,7 +302,7 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
     let others_given = others
         .iter()
         .any(|&rank| was_given(&statements[rank as usize]));
-    let (of_rank_0, of_others) = match (was_given(first), others_given) {
+    let (given_to_rank_0, given_to_others) = match (was_given(first), others_given) {
         (false, true) => ("no job secret", "one"),
         (true, false) => ("a job secret", "none"),
         (true, true) => ("a job secret", "another"),
@@ -315,8 +315,8 @@ fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
         }
     };
     Some(format!(
-        "rank 0 was given {of_rank_0}, but {} {of_others}: set RCOMM_JOB_SECRET to the same value on all ranks, or on \
-         none",
+        "rank 0 was given {given_to_rank_0}, but {} {given_to_others}: set RCOMM_JOB_SECRET to the same value on all \
+         ranks, or on none",
         text::ranks(&others, MAX_RANKS)
     ))
 }
@@ -478,7 +478,8 @@ fn report_place(rank: Rank, recorder: &FlightRecorder, reason: &str) {
     );
 }
 
-/// Writes keys and values to the store in one request; none if there are none. Waits for the store for `limit` at most.
+/// Writes keys and values to the store in one request; makes no request if there are none. Waits for the store for
+/// `limit` at most.
 pub(crate) fn write_notes(
     store: &Arc<dyn Store>,
     notes: Vec<(String, Vec<u8>)>,
@@ -506,7 +507,7 @@ pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
 }
 
 /// The name of this run's directory: the job's name, `-`, and the name of the run. Of the job's name it has the first
-/// 64 characters without leading dots; `_` replaces all but ASCII letters, digits, `.`, `-` and `_`.
+/// 64 characters, except leading dots; `_` replaces all but ASCII letters, digits, `.`, `-` and `_`.
 pub(crate) fn run_name(job: &str, run: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let job: String = job

@@ -69,8 +69,8 @@ impl<B: BackendSet> WorldBuilder<B> {
     }
 
     /// Says that the process of rank 0 serves the [`store`](Self::store), although the world does not: if the store
-    /// does not reply, errors then name rank 0. This has an effect only if [`Rendezvous::uses_agent_store`] is set;
-    /// otherwise the store is taken to be at rank 0 anyway.
+    /// does not reply, errors of operations then name rank 0. This has an effect only if
+    /// [`Rendezvous::uses_agent_store`] is set; otherwise the store is taken to be at rank 0 anyway.
     #[must_use]
     pub fn store_at_rank_0(mut self) -> Self {
         self.store_is_at_rank_0 = true;
@@ -127,9 +127,10 @@ impl<B: BackendSet> WorldBuilder<B> {
     ///
     /// # Blocking
     /// Until all ranks have arrived, for [`Config::init_timeout`] at most, and for [`Config::status_wait`] more if some
-    /// have not or the store does not reply. The rank that serves the store then waits as long again at most, until the
-    /// others have read why there is no world. If all have arrived: until the backends have connected, for
-    /// [`Config::init_timeout`] at most.
+    /// have not or the store does not reply. The rank that serves the store then waits until the others have read why
+    /// there is no world: for [`Config::status_wait`] at most, or for what is left of [`Config::init_timeout`], up to
+    /// 10 s, if that is longer. If all have arrived: until the backends have connected, for [`Config::init_timeout`] at
+    /// most.
     ///
     /// # Errors
     /// `Rendezvous` names the ranks that did not arrive, or says what the ranks disagree on: two ranks with

@@ -190,7 +190,7 @@ pub(crate) fn name_store_host(error: Error, store: &dyn Store, place: &Rendezvou
     }
     match (store.server(), place.uses_agent_store) {
         (None, _) => error,
-        (Some(_), true) => error.with_more("the launcher serves the store"),
+        (Some(_), true) => error.with_more("the launcher or the program serves the store"),
         (Some(_), false) => error.with_rank(0).with_more("rank 0 serves the store"),
     }
 }
@@ -200,7 +200,9 @@ pub(crate) fn name_store_host(error: Error, store: &dyn Store, place: &Rendezvou
 pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Config) -> Error {
     let which_store = match (store.server(), place.uses_agent_store) {
         (None, _) => "the store".to_owned(),
-        (Some(server), true) => format!("the store at {server}, which the launcher serves,"),
+        (Some(server), true) => {
+            format!("the store at {server}, which the launcher or the program serves,")
+        }
         (Some(server), false) => format!("the store at {server}, which rank 0 serves,"),
     };
     let message = format!(

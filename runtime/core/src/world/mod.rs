@@ -214,7 +214,7 @@ impl<B> World<B> {
         &self.shared.recorder
     }
 
-    /// Address at which this rank answers status requests; `None` if it has no endpoint.
+    /// The address at which this rank answers status requests; `None` if it has no endpoint.
     #[cfg(feature = "endpoint")]
     pub fn endpoint(&self) -> Option<&EndpointAddress> {
         let endpoint = self.threads.as_ref()?.endpoint.as_ref();

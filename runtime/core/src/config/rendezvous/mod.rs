@@ -81,7 +81,7 @@ pub struct Rendezvous {
     /// The number of the attempt, from 0: how often the launcher has restarted the job, or a later number if the ranks
     /// have recreated the world ([`World::grow`](crate::World::grow)).
     pub attempt: u32,
-    /// Whether the launcher's agent serves the store. If not, rank 0 does.
+    /// Whether the launcher's agent or the program provides the store. If not, rank 0 serves it.
     pub uses_agent_store: bool,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct RankLists {
     kept_bytes: usize,
 }
 
-/// Maximum length of all texts that are kept, bytes.
+/// Maximum length of all texts that are kept, in bytes.
 const KEPT_BYTES: usize = 8 << 20;
 
 impl RankLists {

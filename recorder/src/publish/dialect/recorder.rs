@@ -137,7 +137,7 @@ mod tests {
             merged(vec![world.clone(), newest.clone()]),
             [group("0", "default_pg", &[0, 1])]
         );
-        let with_pair = vec![world, group("1", "tp", &[]), newest];
-        assert_eq!(merged(with_pair.clone()), with_pair);
+        let three_groups = vec![world, group("1", "tp", &[]), newest];
+        assert_eq!(merged(three_groups.clone()), three_groups);
     }
 }

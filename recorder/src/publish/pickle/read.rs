@@ -234,7 +234,7 @@ impl Pickle {
     /// The height of the stack at the last MARK; closes that MARK.
     fn marked(&mut self, at: usize) -> Result<usize, Fault> {
         let from = self.marks.pop().ok_or(Fault::Damaged {
-            what: "the end of a list that was never started",
+            what: "the end of a list, tuple or dict that was never started",
             at,
         })?;
         Ok(from as usize)

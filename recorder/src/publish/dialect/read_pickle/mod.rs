@@ -108,7 +108,7 @@ const MAX_RESERVED: usize = 1 << 14;
 const TEXT_SLOTS: usize = 256;
 /// Maximum number of keys per entry that are recognized by position.
 const MAX_PLAN: usize = 64;
-/// Maximum number of shapes, dimensions, types, splits and frames of all entries of a file.
+/// Maximum number of shapes, dimensions, types, splits and frames of all entries of a file that are read from cells.
 const MAX_WALKED: usize = 1 << 25;
 /// Marks a container from which no frame was read yet.
 const NO_FRAME: u32 = u32::MAX;
@@ -127,7 +127,7 @@ struct Reader<'a> {
     entries: EntryReading,
     /// The number of lists of entries: a dict has each key once, but a file may repeat it.
     lists: usize,
-    /// Shapes, dimensions, types, splits and frames of all entries so far.
+    /// How many shapes, dimensions, types, splits and frames were read from cells so far.
     walked: usize,
     /// The keys of the entries so far, by position.
     plan: Vec<Planned>,

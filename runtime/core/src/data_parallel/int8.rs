@@ -58,7 +58,7 @@ impl Parts {
         let scales = self.part_len.div_ceil(BLOCK) * SCALE_BYTES;
         let (scales, elements) = message.split_at_mut(scales);
         let blocks = values.chunks_mut(BLOCK).zip(elements.chunks_mut(BLOCK));
-        for ((values, elements), to) in blocks.zip(scales.chunks_exact_mut(SCALE_BYTES)) {
+        for ((values, elements), scale_bytes) in blocks.zip(scales.chunks_exact_mut(SCALE_BYTES)) {
             let is_finite = values.iter().all(|value| value.is_finite());
             let magnitudes = values.iter().map(|value| value.abs());
             let largest = magnitudes.fold(0.0f32, f32::max);
@@ -67,7 +67,7 @@ impl Parts {
             } else {
                 f32::NAN
             };
-            to.copy_from_slice(&scale.to_le_bytes());
+            scale_bytes.copy_from_slice(&scale.to_le_bytes());
             for (value, element) in values.iter_mut().zip(elements) {
                 // The conversion saturates, and makes 0 of NaN.
                 let quantized = (*value / scale)
@@ -223,14 +223,14 @@ impl<T: Gradient> CommHook<T> for Int8CompressHook {
             mut gradients,
             ..
         } = bucket;
-        let mut by_bucket = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = by_bucket.entry(index).or_default();
+        let mut lost_of_all = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = lost_of_all.entry(index).or_default();
         lost.elements.resize(gradients.len(), 0.0);
         for (lost, gradient) in lost.elements.iter_mut().zip(&gradients) {
             *lost += gradient.to_f32();
         }
         let scattered = scatter(group, &mut lost.elements)?;
-        drop(by_bucket);
+        drop(lost_of_all);
         let (group, lost) = (group.clone(), Arc::clone(&self.lost));
         let factor = 1.0 / group.size() as f32;
         Ok(Box::new(move || {

@@ -17,7 +17,8 @@ pub struct StepStatistics {
     pub backward: Duration,
     /// For how long at least one bucket was under way.
     pub communication: Duration,
-    /// For how long `finish` waited: the part of communication that the backward pass did not hide.
+    /// For how long `finish` waited: the part of communication that the backward pass did not hide. The calls that
+    /// [`Reducer::finish_each`](super::Reducer::finish_each) makes count, too.
     pub exposed: Duration,
     /// The buckets in the order in which they were sent.
     pub buckets: Vec<BucketStatistics>,

@@ -79,8 +79,8 @@ impl ProcessGroup {
     ///
     /// # Blocking
     /// Until all remaining members have called this, or the handle's time-out has passed, and for up to 2 s more if the
-    /// store does not reply or ranks are absent; then for up to 1 s to remove the keys of the agreement, if the store does
-    /// not reply; then as [`World::new_group`](crate::World::new_group).
+    /// store does not reply or ranks are absent; then for up to 1 s to remove the keys of the agreement, if the store
+    /// does not reply; then as [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if another
@@ -204,8 +204,8 @@ fn agree_to_shrink(
     Err(Error::new(ErrorKind::Timeout, message).with_ranks(&absent))
 }
 
-/// Waits until all `members` have called [`ProcessGroup::find_absent`], and returns which have not: the list of the first
-/// member that has waited until its deadline.
+/// Waits until all `members` have called [`ProcessGroup::find_absent`], and returns which have not: the list of the
+/// first member that has waited until its deadline.
 fn agree_on_absent(
     agreement: &StoreAgreement,
     own_rank: Rank,

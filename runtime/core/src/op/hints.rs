@@ -81,10 +81,10 @@ mod tests {
         assert_eq!(hints.get("trace"), Some("on"));
         assert_eq!(hints.get("other"), None);
         let lane = 3.to_string();
-        let from_string = Hints::NONE.own(&[("lane", &lane)]);
-        assert_eq!(from_string.get("lane"), Some("3"));
-        assert_eq!(from_string.pairs().collect::<Vec<_>>(), [("lane", "3")]);
-        assert_eq!(from_string.own(&[]), Hints::NONE);
+        let copied = Hints::NONE.own(&[("lane", &lane)]);
+        assert_eq!(copied.get("lane"), Some("3"));
+        assert_eq!(copied.pairs().collect::<Vec<_>>(), [("lane", "3")]);
+        assert_eq!(copied.own(&[]), Hints::NONE);
         assert_eq!(Hints::default(), Hints::NONE);
     }
 }

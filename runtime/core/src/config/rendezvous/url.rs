@@ -70,7 +70,7 @@ impl InitMethod {
                 let path = PathBuf::from(place);
                 let name = path.file_name().ok_or_else(|| wrong("names no file"))?;
                 let job = name.to_string_lossy().into_owned();
-                // No port is used: the file outlives every rank, as a launcher's store does.
+                // No port is used, and no rank serves the store: the file is there for the others when a rank ends.
                 let mut rendezvous = Rendezvous::explicit(rank, world_size, "127.0.0.1", 1)?;
                 rendezvous.job = job;
                 rendezvous.uses_agent_store = true;

@@ -1,5 +1,7 @@
 """Times `rcomm`'s own operations on numpy arrays: the cost of a call with one rank, and `all_reduce` between ranks.
 
+With two ranks, also a message there and back.
+
     python bench/arrays.py                   # one rank: the cost of a call
     python bench/arrays.py --ranks 2 --sizes 8 65536 16777216
 
@@ -28,6 +30,15 @@ def block(call, repeat: int) -> float:
     return (time.perf_counter() - start) / repeat * 1e6
 
 
+def there_and_back(group: rcomm.Group, x: np.ndarray) -> None:
+    if group.rank == 0:
+        group.send(x, 1)
+        group.recv(x, 1)
+    else:
+        group.recv(x, 0)
+        group.send(x, 0)
+
+
 def rank_main(rank: int, options: argparse.Namespace, address: str | None, results) -> None:
     with rcomm.init(rank=rank, size=options.ranks, address=address, job=f"bench-{os.getppid()}") as world:
         group = world.group
@@ -39,6 +50,8 @@ def rank_main(rank: int, options: argparse.Namespace, address: str | None, resul
                 "blocking": lambda x=x: group.all_reduce(x, "max"),
                 "wait=False": lambda x=x: group.all_reduce(x, "max", wait=False).wait(),
             }
+            if options.ranks == 2:
+                calls["there, back"] = lambda x=x: there_and_back(group, x)
             for name, call in calls.items():
                 group.barrier()
                 block(call, repeat)

@@ -211,8 +211,9 @@ impl<'a> Links<'a> {
         (sender.unacknowledged > 0).then_some(sender.sent <= receiver.received)
     }
 
-    /// Which direction of these links works, if just one does, seen from the ranks in `cut`; `None` otherwise, or if
-    /// the records do not show it.
+    /// Which direction of these links may still work, seen from the ranks in `cut`; `None` if what was sent arrived in
+    /// both or in neither, or if the records do not show it. It need not work: what arrived may have arrived just before
+    /// the links broke, and only its acknowledgment is lost.
     fn one_way(&self, cut: &BTreeSet<Rank>, pairs: &[Pair]) -> Option<Direction> {
         let outward = |&(a, b): &Pair| if cut.contains(&a) { (a, b) } else { (b, a) };
         let common = |arrives: &dyn Fn(Pair) -> Option<bool>| -> Option<bool> {
@@ -230,7 +231,7 @@ impl<'a> Links<'a> {
     }
 }
 
-/// Which direction of a link works, seen from the ranks that are cut off.
+/// Which direction of a link may still work, seen from the ranks that are cut off.
 #[derive(Clone, Copy)]
 enum Direction {
     /// What these ranks send arrives; what is sent to them does not.
@@ -267,10 +268,10 @@ fn cut_off(
     let culprits: Vec<Rank> = cut.iter().copied().collect();
     let direction = match links.one_way(&cut, pairs) {
         Some(Direction::Outward) => {
-            "; what was sent from there arrived, what was sent there did not: the links work in one direction"
+            "; what was sent from there arrived, what was sent there did not: the links may work in one direction only"
         }
         Some(Direction::Inward) => {
-            "; what was sent there arrived, what was sent from there did not: the links work in one direction"
+            "; what was sent there arrived, what was sent from there did not: the links may work in one direction only"
         }
         None => "",
     };

@@ -126,6 +126,15 @@ fn frame_says_who_is_in_it_and_who_went_another_way() {
 }
 
 #[test]
+fn the_rank_at_fault_is_not_listed_again_among_the_alternatives() {
+    let mut report = sample::stuck();
+    report.findings[0].alternatives = vec![vec![6], vec![7]];
+    let page = page(&report, &[]);
+    let doubt = "<dd>the records allow as well: rank 7</dd>";
+    assert!(page.contains(doubt), "{page}");
+}
+
+#[test]
 fn cycle_of_waits_has_an_arrow_for_each_wait() {
     let page = page(&sample::cycle(), &[]);
     assert_eq!(page.matches("class=\"edge\"").count(), 2);

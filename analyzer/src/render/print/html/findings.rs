@@ -1,7 +1,7 @@
 //! Writes the findings as cards, with their consequences inside, and then the problems of the input.
 
 use super::Text;
-use crate::render::print::human::failures;
+use crate::render::print::human::{failures, format_doubt};
 use crate::render::state_name;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
@@ -77,12 +77,7 @@ fn write_card(
         let name = if depth == 0 { "At fault" } else { "Who" };
         item(name, &Ranks(&finding.culprit_ranks).to_string())?;
     }
-    let alternatives: Vec<String> = finding
-        .alternatives
-        .iter()
-        .map(|set| Ranks(set).to_string())
-        .collect();
-    item("Or else", &alternatives.join(", or "))?;
+    item("Or else", &format_doubt(finding))?;
     let waiting = finding.victim_ranks.iter().copied();
     let waiting: Vec<Rank> = waiting
         .filter(|&rank| report.failure(rank).is_none())

@@ -44,6 +44,9 @@ const ENTERING_TIME: Duration = Duration::from_millis(100);
 /// How long before the deadline a rank checks which ranks have not published their host; also how long the store may
 /// take to answer the check at the deadline.
 const LOOK_TIME: Duration = Duration::from_millis(200);
+/// How long the store may take in any case to tell which ranks have not published their host. On a busy host, the wait
+/// for their notes may end only after the deadline, and an error must name them.
+const NAMING_TIME: Duration = Duration::from_secs(1);
 /// How often a rank that waits for others checks whether it can accept their connections.
 const SHORTAGE_CHECK: Duration = Duration::from_millis(20);
 /// How long after the time-out of a request the store may take to answer. The store over TCP gives up before, with an
@@ -304,7 +307,8 @@ impl Host {
     /// That of the first request to which the store does not reply.
     fn ranks_without_notes(&self, ranks: &[Rank], deadline: Deadline) -> Result<Vec<Rank>> {
         let ranks = ranks.to_vec();
-        StoreQuery::within(&self.store, deadline.remaining(), move |store| {
+        let limit = deadline.remaining().max(NAMING_TIME);
+        StoreQuery::within(&self.store, limit, move |store| {
             let mut absent = Vec::new();
             for rank in ranks {
                 if absent.len() < MAX_NAMED && !store.check(&[&host_key(rank)])? {

@@ -251,6 +251,19 @@ fn a_wait_for_hosts_ends_though_the_store_panics_or_never_answers() {
     drop(never);
 }
 
+#[test]
+fn a_rank_that_has_not_come_is_named_although_the_wait_for_it_ended_late() {
+    let limit = Duration::from_millis(400);
+    // As on a busy host, the wait ends only after the deadline.
+    let store = run_on_read(move || std::thread::sleep(limit));
+    let error = hosts_of_two(store, limit);
+    assert_eq!(
+        (error.kind(), error.ranks()),
+        (ErrorKind::Timeout, &[1][..]),
+        "{error}"
+    );
+}
+
 /// The error that rank 0 of two gets when it looks for the hosts of both, for `limit` at most. Rank 1 never joins.
 fn hosts_of_two(store: Arc<dyn Store>, limit: Duration) -> rcomm_core::Error {
     let factory = CpuFactory::open(&world_context(store, 0, 2, Wiring::Tcp)).unwrap();

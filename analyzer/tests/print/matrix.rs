@@ -3,7 +3,8 @@
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{Finding, GroupRef, Policy, Report, analyze};
-use rcomm_recorder::model::{Entry, EntryState, Recorder};
+use rcomm_recorder::model::{Entry, EntryState};
+use rcomm_recorder::publish::Recorder;
 
 /// The last five operations of a group in a simulated job of 16 ranks, 10 s after the fault.
 fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {

@@ -106,7 +106,8 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
         let mut heights = share(&wanted, area.height, spare);
         let least: Vec<u16> = panes
             .iter()
-            .map(|&index| least_rows(&page.panes[index]))
+            .zip(&wanted)
+            .map(|(&index, &wanted)| least_rows(&page.panes[index]).min(wanted))
             .collect();
         give_each_table_a_row(&mut heights, &least);
         let mut y = area.y;

@@ -136,7 +136,7 @@ fn ranks_whose_store_did_not_take_the_request_were_not_asked() {
     assert!(
         collected
             .stderr
-            .contains("note: --exception-dump: store 127.0.0.1:1"),
+            .contains("note: --exception-dump: failed to read store 127.0.0.1:1"),
         "{collected:?}"
     );
     let manifest = read_archive(&archive).1.to_string();

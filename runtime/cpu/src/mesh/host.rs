@@ -248,7 +248,7 @@ impl Host {
             let first = time_left.saturating_sub(LOOK_TIME.min(time_left / 4));
             let notes = match self.read_notes(&keys, first) {
                 Err(error) if error.kind() == ErrorKind::Timeout => {
-                    // Checks before the deadline: at the deadline, the rank that serves the store may give up as well.
+                    // The wait ends before the deadline: at the deadline, the rank that serves the store may give up.
                     let Ok(absent) = self.ranks_without_notes(&unread, deadline) else {
                         return Err(error);
                     };

@@ -71,7 +71,8 @@ impl StoreExchange {
     /// cannot be read; the error of the store.
     pub(crate) fn gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let deadline = deadline.started();
-        let values = self.try_gather(key, deadline).map_err(|error| {
+        let all = format!("{key}/all");
+        let values = self.read_values(key, &all, deadline).map_err(|error| {
             if error.kind() != ErrorKind::Timeout {
                 return error;
             }
@@ -79,15 +80,21 @@ impl StoreExchange {
             let message = format!("the ranks of the group did not all meet in time; {missing}");
             Error::new(ErrorKind::Timeout, message)
         })?;
+        if self.own_index == 0 {
+            let bytes =
+                serde_json::to_vec(&values).map_err(|error| unreadable("written", error))?;
+            self.set(all, bytes, deadline)?;
+        }
         self.remove_gathered(key);
         Ok(values)
     }
 
-    fn try_gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
-        let all = format!("{key}/all");
+    /// Reads the values of all members: the first member each one, the others what it has published under the key
+    /// `all`.
+    fn read_values(&self, key: &str, all: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let time_left = || deadline.remaining().max(Duration::from_millis(1));
         if self.own_index != 0 {
-            let values = self.store.get(&all, time_left())?;
+            let values = self.store.get(all, time_left())?;
             return serde_json::from_slice(&values).map_err(|error| unreadable("read", error));
         }
         let ranks: Vec<u32> = (0..self.size()).collect();
@@ -98,8 +105,6 @@ impl StoreExchange {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             values.extend(self.store.multi_get(&keys, time_left())?);
         }
-        let bytes = serde_json::to_vec(&values).map_err(|error| unreadable("written", error))?;
-        self.set(all, bytes, deadline)?;
         Ok(values)
     }
 

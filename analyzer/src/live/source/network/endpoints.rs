@@ -308,7 +308,8 @@ impl Source for EndpointSource {
         Ok(Poll {
             world_size: self.world_size,
             observations,
-            restart: std::mem::take(&mut self.is_restarted),
+            // While no rank is known, what is known of the earlier attempt stays.
+            restart: !self.ranks.is_empty() && std::mem::take(&mut self.is_restarted),
             ..Poll::default()
         })
     }

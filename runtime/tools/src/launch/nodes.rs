@@ -10,9 +10,9 @@ use super::output::Sinks;
 use super::pulses::{Life, PULSE, Pulses, pulse_key};
 use super::rounds::{Next, Rounds};
 use super::signals::{Signals, asks_to_stop, name_of, stopped_by};
-use super::{Ended, Failure, LAUNCHER_FAILED, Restart};
+use super::{Ended, Failure, LAUNCHER_FAILED, Restart, STOPPED};
 use anyhow::{Context, Result};
-use rcomm::store::{PrefixStore, Store, StoreAccess, TcpStore};
+use rcomm::store::{PrefixStore, Store, StoreAccess, StoreQuery, TcpStore};
 use rcomm::{ErrorKind, Rendezvous, Secret, Tls};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 const KEYS: &str = "rcomm-run";
 /// How long the launcher with the store waits for the others to read how the job ended.
 pub(super) const LEAVE_TIME: Duration = Duration::from_secs(5);
+/// How long the store may take to note that a rank is ended because it was stopped. Meanwhile this launcher obeys no
+/// signal and forwards no output.
+const NOTE_TIME: Duration = Duration::from_secs(2);
 
 /// The facts about the whole job that the ranks need.
 #[derive(Clone, Default)]
@@ -50,13 +53,30 @@ pub(super) enum BeginOutcome {
     Over(Option<Failure>),
 }
 
-/// A failure that a launcher reported, or that was detected because the pulse of a launcher stopped, another host came
-/// or the store could not be reached.
+/// What the listening thread has found.
 #[derive(Default)]
 struct RemoteFailure {
+    /// A failure that a launcher reported, or that was detected because the pulse of a launcher stopped, another host
+    /// came or the store could not be reached.
     failure: Mutex<Option<Failure>>,
+    /// The end of a rank because it was stopped, as a launcher has published it; maybe this one.
+    stopped: Mutex<Option<Failure>>,
+    /// Whether [`Self::stopped`] was printed.
+    is_stopped_told: AtomicBool,
     /// Set when the listening thread must end.
     stop: AtomicBool,
+}
+
+impl RemoteFailure {
+    fn stopped(&self) -> Option<Failure> {
+        let stopped = self.stopped.lock();
+        stopped.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_stopped(&self, failure: Failure) {
+        let stopped = self.stopped.lock();
+        *stopped.unwrap_or_else(PoisonError::into_inner) = Some(failure);
+    }
 }
 
 /// This launcher's connection to the launchers of the other hosts, over the job's store.
@@ -247,10 +267,13 @@ impl Nodes {
         Ok(BeginOutcome::Attempt)
     }
 
-    /// Starts the thread that gives this launcher's pulse, and waits for a failure of the attempt on another host.
+    /// Starts the thread that gives this launcher's pulse, waits for a failure of the attempt on another host, and
+    /// notes that a rank there was ended because it was stopped.
     fn listen(&self, options: &Options) -> Result<JoinHandle<()>> {
         let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
+        let found = self.remote.clone();
         let failure_key = failure_key(self.attempt());
+        let stopped_key = stopped_key(self.attempt());
         let (own_id, watched, after_loss, known_launchers) = match &self.rounds {
             None => {
                 let others = 1..if self.job.node == 0 {
@@ -294,6 +317,9 @@ impl Nodes {
                     restart: Restart::Free,
                 };
                 return publish_failure(keys, &failure_key, &failure).map(Some);
+            }
+            if found.stopped().is_none() && keys.check(&[&stopped_key])? {
+                found.note_stopped(read_failure(&keys.get(&stopped_key, PULSE)?));
             }
             match keys.get(&failure_key, PULSE) {
                 Ok(text) => Ok(Some(read_failure(&text))),
@@ -361,13 +387,30 @@ impl Nodes {
         publish_failure(&*self.keys, &failure_key(self.attempt()), &published).map(drop)
     }
 
-    /// Tells the other launchers that a rank of this host is ended because it was stopped. They read it at the end of
-    /// the attempt, and end no rank for it: their ranks may be saving a checkpoint.
+    /// Tells the other launchers that a rank of this host is ended because it was stopped. They print it, and end no
+    /// rank for it: their ranks may be saving a checkpoint.
+    ///
+    /// # Blocking
+    /// For at most [`NOTE_TIME`].
     pub(super) fn publish_stopped(&self, failure: &Failure) -> rcomm::Result<()> {
         if !self.has_others() {
             return Ok(());
         }
-        publish_failure(&*self.keys, &stopped_key(self.attempt()), failure).map(drop)
+        let (key, failure) = (stopped_key(self.attempt()), failure.clone());
+        let keys: Arc<dyn Store> = self.keys.clone();
+        StoreQuery::within(&keys, NOTE_TIME, move |keys| {
+            publish_failure(keys, &key, &failure).map(drop)
+        })
+    }
+
+    /// Prints, once in an attempt, that a rank of another host was ended because it was stopped, if this is known. To
+    /// be called only while no rank of this host was ended for that reason. Does not block.
+    pub(super) fn tell_stopped_elsewhere(&self, sinks: &mut Sinks) {
+        if let Some(failure) = self.remote.stopped()
+            && !self.remote.is_stopped_told.swap(true, Ordering::Relaxed)
+        {
+            sinks.print_message(&failure.on_another_host());
+        }
     }
 
     /// Ends the attempt on this host, and returns the attempt's failure, if any: that a rank was ended because it was
@@ -390,18 +433,21 @@ impl Nodes {
         }
         let mut outcome = ended.failure;
         if outcome.is_none() {
-            let finished = format!("finished/{}", self.attempt());
-            self.keys.add(&finished, 1)?;
-            while outcome.is_none() && self.keys.add(&finished, 0)? < i64::from(self.job.nnodes) {
-                std::thread::sleep(PULSE / 10);
-                outcome = self.stopped(signals, account, sinks);
-                if outcome.is_none() {
-                    outcome = self.remote_failure();
-                    if let Some(failure) = &outcome {
-                        sinks.print_message(&failure.on_another_host());
-                    }
+            let is_stopped = ended.stopped.is_some();
+            outcome = match self.wait_for_others(is_stopped, signals, account, sinks) {
+                Ok(failure) => failure,
+                // The store has failed later: the attempt's failure is still that a rank was ended.
+                Err(error) if is_stopped || self.remote.stopped().is_some() => {
+                    let sentence = format!("cannot wait for the other hosts: {error}");
+                    sinks.print_message(&sentence);
+                    Some(Failure {
+                        sentence,
+                        code: LAUNCHER_FAILED,
+                        restart: Restart::Never,
+                    })
                 }
-            }
+                Err(error) => return Err(error.into()),
+            };
         }
         self.remote.stop.store(true, Ordering::Relaxed);
         if let Some(listener) = self.listener.take() {
@@ -409,9 +455,11 @@ impl Nodes {
             let _ = listener.join();
         }
         let stopped = ended.stopped.or_else(|| {
-            let failure = self.stopped_elsewhere()?;
-            sinks.print_message(&failure.on_another_host());
-            Some(failure)
+            if self.remote.stopped().is_none() {
+                self.remote.note_stopped(self.read_stopped()?);
+            }
+            self.tell_stopped_elsewhere(sinks);
+            self.remote.stopped()
         });
         Ok(match (stopped, outcome) {
             (Some(mut stopped), Some(failure)) if failure.restart == Restart::Never => {
@@ -422,13 +470,54 @@ impl Nodes {
         })
     }
 
+    /// Notes that the attempt has ended on this host, and waits until it has ended on all hosts. Returns a failure that
+    /// ends this wait: one that the launchers know, which is printed, or a signal to this launcher that asks to stop.
+    /// With `is_stopped`, a rank of this host was ended because it was stopped; then a message says that this waits.
+    fn wait_for_others(
+        &self,
+        is_stopped: bool,
+        signals: &Signals,
+        account: &mut Account,
+        sinks: &mut Sinks,
+    ) -> rcomm::Result<Option<Failure>> {
+        let finished = format!("finished/{}", self.attempt());
+        let nnodes = i64::from(self.job.nnodes);
+        let mut count = self.keys.add(&finished, 1)?;
+        if is_stopped && count < nnodes {
+            sinks.print_message(
+                "the ranks of this host have ended; rcomm-run waits for the other hosts",
+            );
+        }
+        while count < nnodes {
+            std::thread::sleep(PULSE / 10);
+            if let Some(failure) = self.stopped(signals, account, sinks) {
+                return Ok(Some(failure));
+            }
+            if let Some(failure) = self.remote_failure() {
+                sinks.print_message(&failure.on_another_host());
+                return Ok(Some(failure));
+            }
+            if !is_stopped {
+                self.tell_stopped_elsewhere(sinks);
+            }
+            count = self.keys.add(&finished, 0)?;
+        }
+        Ok(None)
+    }
+
     /// What another launcher has published with [`publish_stopped`](Self::publish_stopped), if the store says it.
-    fn stopped_elsewhere(&self) -> Option<Failure> {
+    ///
+    /// # Blocking
+    /// For at most [`LEAVE_TIME`].
+    fn read_stopped(&self) -> Option<Failure> {
         let key = stopped_key(self.attempt());
-        // A key that is there is read without a wait.
-        let is_there = self.keys.check(&[&key]).ok()?;
-        let text = is_there.then(|| self.keys.get(&key, LEAVE_TIME))?;
-        Some(read_failure(&text.ok()?))
+        let keys: Arc<dyn Store> = self.keys.clone();
+        let read = StoreQuery::within(&keys, LEAVE_TIME, move |keys| {
+            // A key that is there is read without a wait.
+            let is_there = keys.check(&[&key])?;
+            is_there.then(|| keys.get(&key, LEAVE_TIME)).transpose()
+        });
+        Some(read_failure(&read.ok()??))
     }
 
     /// The failure of a signal that asks to stop, if one has come while this launcher waits for the others. They are
@@ -471,7 +560,14 @@ impl Nodes {
         sinks: &mut Sinks,
     ) -> Result<bool> {
         if let Some(rounds) = &mut self.rounds {
-            return rounds.ended(&self.keys, failure);
+            return match rounds.ended(&self.keys, failure) {
+                // A rank was ended because it was stopped, which stays the job's failure if the store fails afterwards.
+                Err(error) if failure.code == STOPPED => {
+                    sinks.print_message(&format!("failed to notify the other hosts: {error:#}"));
+                    Ok(false)
+                }
+                continues => continues,
+            };
         }
         let (attempt, nnodes) = (self.attempt(), self.job.nnodes);
         if nnodes == 1 {
@@ -559,7 +655,11 @@ fn stopped_key(attempt: u32) -> String {
 }
 
 /// Publishes a failure unless the key already holds one. Returns the failure that the key holds afterwards.
-fn publish_failure(keys: &impl Store, key: &str, failure: &Failure) -> rcomm::Result<Failure> {
+fn publish_failure(
+    keys: &(impl Store + ?Sized),
+    key: &str,
+    failure: &Failure,
+) -> rcomm::Result<Failure> {
     let restart = match failure.restart {
         Restart::Never => "",
         Restart::Counted => " restart",

@@ -186,6 +186,9 @@ impl Ranks {
             }
             self.end_overdue_ranks(options, sinks);
             self.end_stopped_ranks(nodes, sinks);
+            if self.stopped.is_none() {
+                nodes.tell_stopped_elsewhere(sinks);
+            }
             self.account.write(sinks);
             if self.ranks.iter().all(|rank| rank.has_ended) {
                 let deadline = *drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN);

@@ -146,19 +146,27 @@ fn a_rank_that_is_ended_because_it_was_stopped_fails_the_job_on_all_nodes_once_t
         let stopped = start(stopped_node, "kill -STOP $$");
         // As if it saved a checkpoint.
         let saves = "until [ -e $MARKS/go ]; do sleep 0.01; done; echo saved";
-        let other = start(other_node, saves);
+        let mut other = start(other_node, saves);
         let access = StoreAccess::Secret(Secret::from_text("of all nodes"));
         let number = port.parse().unwrap();
         let store = TcpStore::connect_with("127.0.0.1", number, LONG, &access).unwrap();
         // The launcher whose rank was stopped notes that its ranks have ended.
         store.wait(&["rcomm-run/finished/0"], LONG).unwrap();
+        // The other launcher says once that the rank was ended, while its own rank runs.
+        let reported = format!("on another host, rank {stopped_node} (process ");
+        let mut stderr = BufReader::new(other.process.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains(&reported) {
+            assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{said}");
+        }
+        other.process.stderr = Some(stderr.into_inner());
         std::fs::write(marks.path().join("go"), "").unwrap();
         let (_, err, code) = stopped.finish();
         assert_eq!(code, 124, "{err}");
+        assert!(err.contains("waits for the other hosts"), "{err}");
         let (out, err, code) = other.finish();
-        assert_eq!(code, 124, "{err}");
-        let reported = format!("on another node, rank {stopped_node} (process ");
-        assert!(err.contains(&reported), "{err}");
+        assert_eq!(code, 124, "{said}{err}");
+        assert!(!err.contains(&reported), "{said}{err}");
         assert_eq!(out, format!("[rank {other_node}] saved\n"));
     }
 }

@@ -131,7 +131,7 @@ pub(super) const E152: Prose = Prose {
              of an idle connection answer each other whatever the processes do, so if records show the silence, no \
              stopped or busy process is the cause. The ranks that still received from each other show which side is \
              cut off; if they do not, both ends are alternatives. If the records of both ends show that what one sent \
-             arrived and what the other sent did not, the link works in one direction only. From a log the finding \
+             arrived and what the other sent did not, the link may work in one direction only. From a log the finding \
              names the side that reported it and the address that it could not reach, and the process there may be \
              alive.",
     causes: &[

@@ -60,8 +60,21 @@ fn a_rank_whose_recorded_error_names_another_is_not_accused_alone() {
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[][..]));
     let finding = &report.findings[0];
     assert_eq!(finding.alternatives, [[0], [2]]);
-    let end = "; the error that it recorded names rank 2";
+    let end = "; the error that rank 0 recorded names rank 2";
     assert!(finding.sentence.ends_with(end), "{}", finding.sentence);
+}
+
+#[test]
+fn a_rank_that_an_error_names_is_an_alternative_however_many_failed_together() {
+    let failed = [DONE, (1.0, State::Failed(1.005))];
+    let mut dumps: Vec<Dump> = (0..17).map(|rank| record(rank, 18, &failed)).collect();
+    dumps.push(record(17, 18, &[DONE]));
+    dumps[0] = fails(dumps[0].clone(), FailureKind::Mismatch, &[17], 1.005);
+    let report = judge_live(dumps, 20.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[][..]));
+    let alternatives = &report.findings[0].alternatives;
+    assert_eq!(alternatives.len(), 16);
+    assert!(alternatives.contains(&vec![17]), "{alternatives:?}");
 }
 
 #[test]

@@ -536,7 +536,10 @@ fn failed_draft(
     named.retain(|other| !together.contains(other));
     let recorded = match named.as_slice() {
         [] => String::new(),
-        named => format!("; the error that it recorded names {}", format_ranks(named)),
+        named => format!(
+            "; the error that rank {rank} recorded names {}",
+            format_ranks(named)
+        ),
     };
     let sentence = format!(
         "{} failed on {who}{took}{before}{who_came}{recorded}",
@@ -551,7 +554,9 @@ fn failed_draft(
     if is_named {
         draft.confidence = if failure_count == 1 { 0.8 } else { 0.6 };
     } else {
-        let possible = together.iter().chain(&named).take(16);
+        // However many failed together, some of the named ranks are among the alternatives.
+        let failed = together.iter().take(16 - named.len().min(8));
+        let possible = failed.chain(&named).take(16);
         draft.alternatives = possible.map(|&rank| vec![rank]).collect();
         draft.confidence = 0.4;
     }

@@ -141,6 +141,15 @@ fn cycle_of_waits_has_an_arrow_for_each_wait() {
 }
 
 #[test]
+fn a_cycle_of_which_no_wait_is_listed_is_not_drawn() {
+    let mut report = sample::cycle();
+    report.waits.clear();
+    let page = page(&report, &[]);
+    assert!(!page.contains("because of whom"), "{page}");
+    assert!(!page.contains("class=\"edge\""), "{page}");
+}
+
+#[test]
 fn ranks_that_failed_because_of_another_are_drawn_when_none_waits() {
     let mut dumps = dumps();
     let mut report = analyze(&dumps, &Policy::default());

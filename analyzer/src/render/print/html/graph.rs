@@ -52,7 +52,11 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
         .findings
         .iter()
         .filter(|finding| finding.severity == Severity::Error && finding.caused_by.is_none())
-        .filter(|finding| !finding.culprit_ranks.is_empty() || !finding.cycle.is_empty())
+        .filter(|finding| match finding.cycle.is_empty() {
+            true => !finding.culprit_ranks.is_empty(),
+            // Without a recorded wait, nothing shows who of a cycle waits for whom.
+            false => !report.waits.is_empty(),
+        })
         .collect();
     let place = |finding: &&Finding| match finding.cycle.is_empty() {
         true => place_chain(report, finding, names),

@@ -430,16 +430,16 @@ impl Context<'_> {
     }
 
     /// Between which calls a rank is, like ` before barrier #7 (train.py:61)` if it is in that call, with `after` if that
-    /// is its newest one. `None` if it issued nothing, or the place of the call was not recorded.
-    pub(crate) fn beside_newest(&self, record: RecordIx) -> Option<String> {
+    /// is its newest one; and the position of the call. `None` if it issued nothing, or the place of the call was not
+    /// recorded.
+    pub(crate) fn beside_newest(&self, record: RecordIx) -> Option<(u32, String)> {
         let (does, position) = self.newest_call(record, None);
-        let op = self.aligned.op(record, position?);
+        let position = position?;
+        let op = self.aligned.op(record, position);
         let site = self.call_site(op).map(Self::name_site)?;
         let when = if does == IS_IN { "before" } else { "after" };
-        Some(format!(
-            " {when} {} ({site})",
-            self.describe_call(record, op)
-        ))
+        let call = self.describe_call(record, op);
+        Some((position, format!(" {when} {call} ({site})")))
     }
 
     /// What a rank does with its newest call, of those that this thread issued if one is given: the call, its call site

@@ -228,37 +228,60 @@ fn undecided(
 /// At most this many ranks of a cycle are described one by one.
 const SHOWN: usize = 4;
 
-/// Between which calls of the program the other half of this kind of message is missing, as far as their places are
-/// recorded, like ` before barrier #7 (train.py:61); it posted its last one at train.py:58`.
-fn place_of_omission(
+/// What ranks did not post for the rank that waits, like `no send for rank 0`, and, of one rank, between which calls of
+/// the program, as far as their places are recorded, like `no further send for rank 0 before barrier #7 (train.py:61);
+/// it posted its last one at train.py:58`. `half` is the kind of the message that waits.
+fn not_posted(
     ctx: &Context<'_>,
     group: GroupIx,
     culprits: &[Rank],
     waiting: Rank,
     half: OpType,
 ) -> String {
+    let other_half = if half == OpType::Send {
+        "receive"
+    } else {
+        "send"
+    };
+    let newest_of = |rank: Rank| {
+        let record = ctx.aligned.record_in(group, rank)?;
+        let is_other_half = |&position: &u32| {
+            let op = ctx.aligned.op(record, position);
+            op.kind.is_p2p()
+                && op.kind != half
+                && peer_rank(ctx.aligned, group, record, position) == Some(waiting)
+        };
+        let mut lanes = ctx.aligned.lanes[record].iter();
+        let lane = lanes.find(|lane| lane.group == group)?;
+        lane.messages.iter().copied().rev().find(is_other_half)
+    };
+    let further = match culprits.iter().any(|&rank| newest_of(rank).is_some()) {
+        true => "further ",
+        false => "",
+    };
+    let omitted = format!("no {further}{other_half} for rank {waiting}");
     let [rank] = culprits[..] else {
-        return String::new();
+        return omitted;
     };
     let Some(record) = ctx.aligned.record_in(group, rank) else {
-        return String::new();
+        return omitted;
     };
-    let is_other_half = |&position: &u32| {
-        let op = ctx.aligned.op(record, position);
-        op.kind.is_p2p()
-            && op.kind != half
-            && peer_rank(ctx.aligned, group, record, position) == Some(waiting)
-    };
-    let mut lanes = ctx.aligned.lanes[record].iter();
-    let last = lanes
-        .find(|lane| lane.group == group)
-        .and_then(|lane| lane.messages.iter().copied().rev().find(is_other_half))
+    let newest = ctx.beside_newest(record);
+    let last = newest_of(rank);
+    // The last such message may be the call that the rank is in or, of calls that do not block, a later one: then that
+    // call does not show where the next message is missing.
+    if let (Some((call, _)), Some(message)) = (&newest, last)
+        && message >= *call
+    {
+        return omitted;
+    }
+    let beside = newest.map_or_else(String::new, |(_, text)| text);
+    let last = last
         .and_then(|position| ctx.call_site(ctx.aligned.op(record, position)))
         .map(Context::name_site);
-    let newest = ctx.beside_newest(record).unwrap_or_default();
     match last {
-        Some(site) => format!("{newest}; it posted its last one at {site}"),
-        None => newest,
+        Some(site) => format!("{omitted}{beside}; it posted its last one at {site}"),
+        None => format!("{omitted}{beside}"),
     }
 }
 
@@ -555,9 +578,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], omission: Omission) ->
             .ruled_out
             .push("p2p_size_mismatch: the other half is not there to compare".to_owned());
         draft.next = format!(
-            "find out why {} posted no {half} for rank {waiting}{}",
+            "find out why {} posted {}",
             format_ranks(&culprits),
-            place_of_omission(ctx, group, &culprits, waiting, op.kind)
+            not_posted(ctx, group, &culprits, waiting, op.kind)
         );
     }
     draft.targets = nodes.to_vec();

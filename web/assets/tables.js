@@ -44,13 +44,22 @@ const ageCell = (ms, overdue) => make("span", { "data-age": overdue ? ms ?? "" :
 /** Whether equal operations of groups with the same description have a row each. */
 let unfolded = false;
 
+/** How many ranks have joined an operation, and how many it needs, like `1/2`. One end records a message: the others are
+ * there unless they are missing or unknown. @param {object} i */
+function joined(i) {
+  if (i.seq_kind !== "p2p_seq_id") return `${i.joined.length}/${i.group.ranks.length}`;
+  const absent = i.missing.length + i.unknown.length;
+  const expected = Math.max(2, 1 + absent);
+  return `${expected - absent}/${expected}`;
+}
+
 /** Lists of operations that differ only in the group, where the groups have the same description. @param {object[]} rows */
 function foldEqual(rows) {
   const folds = new Map();
   for (const [index, row] of rows.entries()) {
     const { desc } = row.group;
     const named = desc && desc !== "undefined" && !unfolded;
-    const key = named ? [desc, row.op, row.seq, row.state, row.overdue, row.joined.length, row.missing.length].join(" ") : index;
+    const key = named ? [desc, row.op, row.seq, row.state, row.overdue, joined(row), row.missing.length].join(" ") : index;
     folds.set(key, [...(folds.get(key) ?? []), row]);
   }
   return [...folds.values()];
@@ -78,7 +87,7 @@ export function drawInFlight(report, passes, problemsOnly) {
       const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} ${i.missing.length === 1 ? "rank" : "ranks"} of each` : "")
         : [i.error, i.missing.length > 0 ? ranksInWords(i.missing) : "", i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [ageCell(oldest, i.overdue), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
-        i.seq, i.op, i.least_bytes == null ? size(i.bytes) : `${size(i.least_bytes)} or ${size(i.bytes)}`, `${i.joined.length}/${i.seq_kind === "p2p_seq_id" ? Math.max(2, i.joined.length) : i.group.ranks.length}`, i.state.replace("_", " "), missing];
+        i.seq, i.op, i.least_bytes == null ? size(i.bytes) : `${size(i.least_bytes)} or ${size(i.bytes)}`, joined(i), i.state.replace("_", " "), missing];
     }), report.in_flight.length === 0 ? "Nothing is pending."
       : "No operation to show: the filter or “problems only” hides them.", folds.length - shown.length);
 }

@@ -17,17 +17,27 @@ pub fn size(instance: &InstanceReport) -> String {
     }
 }
 
-/// The number of ranks with which an operation is complete: the group's members or, of a message, its two ends.
+/// The number of ranks of which [`arrived`] counts those that are there: the group's members; of a message, its two ends;
+/// of a batch of messages of one rank, that rank and all those that it still waits for, at least two.
 pub fn expected(instance: &InstanceReport) -> usize {
     match instance.seq_kind {
         SeqKind::CollectiveSeqId => instance.group.ranks.len(),
-        SeqKind::P2pSeqId => 2.max(instance.joined.len()),
+        SeqKind::P2pSeqId => 2.max(1 + instance.missing.len() + instance.unknown.len()),
     }
 }
 
-/// How many ranks have joined an operation, and with how many it is complete, like `1/2`.
+/// The number of ranks that have joined an operation. A message is recorded by one of its ends, so the other end is
+/// there if the report does not list it as missing or unknown.
+pub fn arrived(instance: &InstanceReport) -> usize {
+    match instance.seq_kind {
+        SeqKind::CollectiveSeqId => instance.joined.len(),
+        SeqKind::P2pSeqId => expected(instance) - instance.missing.len() - instance.unknown.len(),
+    }
+}
+
+/// [`arrived`] and [`expected`], like `1/2`.
 pub fn joined(instance: &InstanceReport) -> String {
-    format!("{}/{}", instance.joined.len(), expected(instance))
+    format!("{}/{}", arrived(instance), expected(instance))
 }
 
 /// The age of an operation; `None` if it is not known, or the operation has failed: then it grows no older.
@@ -276,6 +286,37 @@ fn is_unprintable(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::GroupRef;
+
+    #[test]
+    fn a_message_counts_its_own_rank_and_those_that_it_waits_for() {
+        let joined_by = |seq_kind, missing: &[Rank], unknown: &[Rank]| {
+            joined(&InstanceReport {
+                group: GroupRef {
+                    name: "pp".into(),
+                    desc: String::new(),
+                    ranks: [0, 1, 2, 3].into(),
+                },
+                seq: 1,
+                seq_kind,
+                op: "send".into(),
+                bytes: 4,
+                least_bytes: None,
+                joined: vec![0],
+                missing: missing.to_vec(),
+                unknown: unknown.to_vec(),
+                state: InstanceState::HalfOpen,
+                error: None,
+                age_ms: None,
+                overdue: false,
+            })
+        };
+        assert_eq!(joined_by(SeqKind::P2pSeqId, &[1], &[]), "1/2");
+        assert_eq!(joined_by(SeqKind::P2pSeqId, &[], &[1]), "1/2");
+        assert_eq!(joined_by(SeqKind::P2pSeqId, &[], &[]), "2/2");
+        assert_eq!(joined_by(SeqKind::P2pSeqId, &[1, 2], &[3]), "1/4");
+        assert_eq!(joined_by(SeqKind::CollectiveSeqId, &[1, 2], &[3]), "1/4");
+    }
 
     #[test]
     fn ranks_read_as_spans() {

@@ -7,7 +7,7 @@ use crate::page::table::{Cell, Headings, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::expected;
+use rcomm_analyzer::format::{arrived, expected};
 use rcomm_analyzer::{GroupRef, GroupReport, GroupState, InstanceState, RankState, SeqKind};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{age, millis};
@@ -157,13 +157,13 @@ fn row(
         .iter()
         .filter_map(|group| model.index.oldest(model.snapshot, group))
         .filter(|instance| instance.state != InstanceState::Failed)
-        .min_by_key(|instance| instance.joined.len())
+        .min_by_key(|instance| arrived(instance))
         .map_or_else(String::new, |instance| {
             let size = match instance.seq_kind {
                 SeqKind::CollectiveSeqId => instance.group.ranks.len().max(members),
                 SeqKind::P2pSeqId => expected(instance),
             };
-            format!(" ({}/{size})", instance.joined.len())
+            format!(" ({}/{size})", arrived(instance))
         });
     let last = reports.iter().filter_map(|r| r.last_seq).max();
     let lowest = reports.iter().filter_map(|r| r.min_seq).min();

@@ -7,7 +7,7 @@ use crate::page::table::{Cell, Column, Headings, Mark, Row, Table, number, rest,
 use crate::page::theme::Tone;
 use crate::page::{Body, Page, Pane, plain};
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::{count, expected};
+use rcomm_analyzer::format::{arrived, count, joined};
 use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, Severity, Verdict};
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
@@ -63,7 +63,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
             instance.op.as_str(),
             instance.seq,
             (instance.state, instance.overdue),
-            (instance.joined.len(), instance.missing.len()),
+            (joined(instance), instance.missing.len()),
         );
         let desc = &instance.group.desc;
         let alike = model.fold == Fold::Alike && !desc.is_empty() && desc != "undefined";
@@ -157,7 +157,6 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     // An operation that has failed grows no older.
     let ages = fold.iter().filter_map(|i| model.age_of(i));
     let oldest = ages.filter(|_| !failed).reduce(f64::max);
-    let size = expected(first);
     let problem = is_problem(first, hangs);
     let blamed = is_blamed(model, first);
     let (mark, tone) = match (problem, blamed) {
@@ -195,10 +194,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
             Cell::number(first.seq.to_string(), first.seq as f64),
             Cell::text(first.op.as_str()),
             size_cell(first),
-            Cell::number(
-                format!("{}/{size}", first.joined.len()),
-                first.joined.len() as f64,
-            ),
+            Cell::number(joined(first), arrived(first) as f64),
             Cell::text(first.state.word().replace('_', " ")),
             Cell::text(missing),
         ],

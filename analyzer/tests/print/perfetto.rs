@@ -5,6 +5,7 @@ use rcomm_analyzer::export::perfetto;
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{Policy, analyze};
+use rcomm_recorder::model::OpType;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,6 +99,21 @@ fn each_arrow_leads_from_the_last_to_arrive_into_a_waiting_slice() {
         assert_ne!(start["pid"], end["pid"]);
         assert!(is_in_slice(start), "{start}");
         assert!(is_in_slice(end), "{end}");
+    }
+}
+
+#[test]
+fn a_send_and_the_end_of_a_batch_have_their_number_among_messages() {
+    for (op, is_p2p) in [(OpType::Send, false), (OpType::Coalesced, true)] {
+        let simulation = Simulation::new(Situation::Healthy, 4, 0);
+        let mut dumps = simulation.dumps_at(3_000_000_000);
+        let newest = dumps[2].entries.last_mut().unwrap();
+        (newest.op, newest.is_p2p, newest.p2p_seq_id) = (op, is_p2p, 1000);
+        let mut out = Vec::new();
+        perfetto::write(&dumps, &sample::stuck(), &mut out).unwrap();
+        let trace: Value = serde_json::from_slice(&out).unwrap();
+        let mut numbers = events(&trace, "X").filter_map(|slice| slice["args"].get("p2p_seq_id"));
+        assert!(numbers.any(|number| *number == 1000), "{op:?}");
     }
 }
 

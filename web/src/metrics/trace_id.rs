@@ -16,8 +16,8 @@ pub(crate) struct SharedOp<'a> {
     /// Global ranks: of a collective, the members of the group; of a message, source and destination; of a `p2p`
     /// operation, its rank.
     pub(crate) ranks: &'a [Rank],
-    /// `collective`, `message` (a send or receive whose number is known) or `p2p` (any other send or receive); `seq`
-    /// counts each kind separately.
+    /// `collective`, `message` (a send or receive whose number is known) or `p2p` (any other send or receive, and the
+    /// end of a batch of them); `seq` counts each kind separately.
     pub(crate) kind: &'static str,
     /// Sequence number.
     pub(crate) seq: u64,

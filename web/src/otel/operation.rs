@@ -2,7 +2,7 @@
 
 use crate::metrics::new_entries::is_completed;
 use crate::metrics::trace_id::SharedOp;
-use rcomm_analyzer::Message;
+use rcomm_analyzer::{Message, seq_of};
 use rcomm_recorder::model::{Entry, Rank};
 use rcomm_recorder::publish::Dump;
 
@@ -44,12 +44,15 @@ impl<'a> Operation<'a> {
     }
 
     /// The identity that all members of a collective, or both ends of a message, derive alike. A send or receive
-    /// whose message number is unknown gets one that only this rank derives. `None` if the dump lacks the group.
+    /// whose message number is unknown, or the end of a batch of them, gets one that only this rank derives. `None` if
+    /// the dump lacks the group.
     pub(super) fn shared<'s>(&'s self, job: &'s str) -> Option<SharedOp<'s>> {
         let group = &self.dump.groups.get(self.entry.group as usize)?.info;
         let (kind, ranks, seq) = match self.message {
             Some(message) => ("message", &self.ends[..], message.nth),
-            None if self.entry.op.is_p2p() => ("p2p", &self.ends[..1], self.entry.p2p_seq_id),
+            None if self.entry.is_p2p || self.entry.op.is_p2p() => {
+                ("p2p", &self.ends[..1], self.entry.p2p_seq_id)
+            }
             None => ("collective", &*group.ranks, self.entry.collective_seq_id),
         };
         Some(SharedOp {
@@ -73,14 +76,9 @@ impl<'a> Operation<'a> {
     pub(super) fn attributes(&self) -> Vec<(&'static str, AttributeValue)> {
         let (dump, entry) = (self.dump, self.entry);
         let text = |text: &str| AttributeValue::Text(text.to_owned());
-        let seq = if entry.op.is_p2p() {
-            entry.p2p_seq_id
-        } else {
-            entry.collective_seq_id
-        };
         let mut attributes = vec![
             ("rcomm.op", text(entry.op.name())),
-            ("rcomm.seq", AttributeValue::Number(seq)),
+            ("rcomm.seq", AttributeValue::Number(seq_of(entry))),
             ("rcomm.rank", AttributeValue::Number(self.rank.into())),
             ("rcomm.state", text(entry.state.name())),
         ];

@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
-use rcomm_analyzer::{SeqKind, Snapshot};
+use rcomm_analyzer::{SeqKind, Snapshot, seq_of};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -209,14 +209,11 @@ impl Spans {
             let recorder = recorder_key(rank, dump);
             let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
             for entry in dump.entries.iter().filter(open) {
-                let is_p2p = entry.op.is_p2p();
-                let seq = match is_p2p {
-                    true => entry.p2p_seq_id,
-                    false => entry.collective_seq_id,
-                };
+                let is_p2p = entry.is_p2p || entry.op.is_p2p();
                 let group = dump.groups.get(entry.group as usize);
-                let is_overdue =
-                    group.is_some_and(|group| overdue.contains(&(&*group.info.name, is_p2p, seq)));
+                let is_overdue = group.is_some_and(|group| {
+                    overdue.contains(&(&*group.info.name, is_p2p, seq_of(entry)))
+                });
                 let stuck = is_overdue || now.saturating_sub(entry.time_created_ns) >= limit;
                 let key = (recorder, entry.record_id);
                 if !stuck || self.exported.contains(&key) {

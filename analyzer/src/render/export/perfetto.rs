@@ -12,7 +12,8 @@ use rcomm_recorder::model::{Entry, EntryState, OpType, Rank, Signature};
 use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::format::GroupNames;
 use rcomm_verdict::{
-    GroupRef, Message, MessageNumbers, Report, Severity, format, retiring_is_all, status_entry,
+    GroupRef, Message, MessageNumbers, Report, Severity, format, retiring_is_all, seq_of,
+    status_entry,
 };
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -431,10 +432,10 @@ impl TraceEvents<'_> {
         signature: Option<&Signature>,
     ) -> io::Result<()> {
         let op = signature.map_or(entry.op.name(), |signature| signature.op_name.as_str());
-        let (seq, kind) = if entry.is_p2p {
-            (entry.p2p_seq_id, "p2p_seq_id")
-        } else {
-            (entry.collective_seq_id, "collective_seq_id")
+        let seq = seq_of(entry);
+        let kind = match entry.is_p2p || entry.op.is_p2p() {
+            true => "p2p_seq_id",
+            false => "collective_seq_id",
         };
         let name = format!("{op} #{seq}{outcome}");
         let mut args = json!({

@@ -38,7 +38,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .iter()
             .rev()
             .take(SEARCHED)
-            .filter(|e| !e.op.is_p2p())
+            .filter(|e| !e.is_p2p && !e.op.is_p2p())
         {
             let Some(group) = group_of(dump, entry) else {
                 continue;

@@ -201,7 +201,11 @@ pub(super) const LAST_OPERATIONS: &str = "last operations, newest first";
 fn limits(view: &RankView) -> String {
     let total: usize = view.counted().map(|dump| dump.entries.len()).sum();
     let newest = newest_entries(view);
-    let messages = newest.iter().filter(|(_, entry)| entry.op.is_p2p()).count();
+    let is_of_messages = |entry: &Entry| entry.is_p2p || entry.op.is_p2p();
+    let messages = newest
+        .iter()
+        .filter(|(_, entry)| is_of_messages(entry))
+        .count();
     let mut text = String::new();
     if total > MAX_LISTED {
         text.push_str(&format!(", at most {MAX_LISTED}"));

@@ -340,7 +340,7 @@ pub(super) fn overdue_age(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry
 
 /// Whether an operation of this group is pending, and overdue.
 fn is_overdue(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry) -> bool {
-    let kind = match entry.op.is_p2p() {
+    let kind = match entry.is_p2p || entry.op.is_p2p() {
         true => SeqKind::P2pSeqId,
         false => SeqKind::CollectiveSeqId,
     };

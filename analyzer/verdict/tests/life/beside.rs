@@ -221,6 +221,9 @@ fn a_rank_that_waits_for_nothing_may_still_post_the_message_that_another_awaits(
             (found.code, &found.culprit_ranks[..]),
             (Code::E120, &[1][..])
         );
+        // Rank 1 has sent it nothing before, either.
+        let next = "find out why rank 1 posted no send for rank 0";
+        assert!(found.next.starts_with(next), "{}", found.next);
         found.confidence
     };
     // The time-out is 30 s.

@@ -18,7 +18,8 @@ pub fn size(instance: &InstanceReport) -> String {
 }
 
 /// The number of ranks of which [`arrived`] counts those that are there: the group's members; of a message, its two ends;
-/// of a batch of messages of one rank, that rank and all those that it still waits for, at least two.
+/// of a batch of messages of one rank, that rank and all those that it still waits for, at least two; of a receive from
+/// any source, its rank and all those that may send.
 pub fn expected(instance: &InstanceReport) -> usize {
     match instance.seq_kind {
         SeqKind::CollectiveSeqId => instance.group.ranks.len(),

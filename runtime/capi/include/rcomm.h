@@ -1431,8 +1431,8 @@ int32_t rcomm_sparse_get(const struct rcomm_sparse *sparse,
 // `sparse` is NULL or a valid handle that is not used afterwards.
 void rcomm_sparse_free(struct rcomm_sparse *sparse);
 
-// Returns the text of the last error that a function returned to this thread; empty if none did. Valid until the next
-// call of this thread.
+// Returns the text of the last error that a function returned to this thread; empty if none did. Valid until this
+// thread calls rcomm again, or ends.
 const char *rcomm_last_error(void);
 
 // Puts `length` bytes, which are copied, into the value that a function of a store, or a handler, was given.

@@ -10,8 +10,8 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Returns the text of the last error that a function returned to this thread; empty if none did. Valid until the next
-/// call of this thread.
+/// Returns the text of the last error that a function returned to this thread; empty if none did. Valid until this
+/// thread calls rcomm again, or ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn rcomm_last_error() -> *const c_char {
     // A thread that is ending may already have freed its text.
@@ -29,7 +29,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
             error.kind().code().into()
         }
         Err(_) => {
-            set_last_error("rcomm panicked: its message is on the standard error");
+            set_last_error("rcomm panicked: its message is on standard error");
             RCOMM_PANIC
         }
     }
@@ -78,8 +78,8 @@ pub(crate) unsafe fn consume<T>(handle: *mut T, name: &str) -> Result<Box<T>> {
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
         // SAFETY: not NULL, so it came from `give` with this type; no thread uses it any more.
-        let freed = || unsafe { consume(handle, "the handle") };
-        call(|| freed().map(drop));
+        let take = || unsafe { consume(handle, "the handle") };
+        call(|| take().map(drop));
     }
 }
 

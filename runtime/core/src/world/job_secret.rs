@@ -27,7 +27,8 @@ const SEALED: usize = 32 + Secret::TAG_LEN;
 pub(crate) enum JobSecret {
     /// The secret comes from the configuration.
     Given(Secret),
-    /// The user's secret on this host: the store's key, and the job's secret derived from it.
+    /// The user's secret on this host, which clients prove to the store, and the job's secret, which is derived
+    /// from it.
     OfUser { user: Secret, job: Secret },
     /// No secret yet: rank 0 generates one and seals it once all ranks have arrived. Holds this rank's
     /// private key.
@@ -81,7 +82,7 @@ impl JobSecret {
         match (config.store, known) {
             // PyTorch's protocol has no TLS.
             (StoreChoice::Open, _) => Ok(StoreAccess::Open),
-            // The launcher's agent serves the store (as torchrun's does), and asks for no proof.
+            // The launcher's agent (such as torchrun's) or the program provides the store, which asks for no proof.
             (StoreChoice::Auto, _) if place.uses_agent_store => Ok(StoreAccess::Open),
             (StoreChoice::Auto, None) => Ok(access_with(None)),
             (_, Some(secret)) => Ok(access_with(Some(secret))),
@@ -117,7 +118,8 @@ impl JobSecret {
     }
 
     /// Connects to the store at the rendezvous, which another process serves, and reads the counter under `key` there,
-    /// as [`TcpStore::connect_to_counter`].
+    /// as [`TcpStore::connect_to_counter`] does. Once connected, the counter may take until `deadline`, and at least
+    /// `least_wait`, but never longer than was left when the call began.
     ///
     /// # Errors
     /// Those of [`store_access`](Self::store_access) and [`TcpStore::connect_with`].
@@ -127,12 +129,12 @@ impl JobSecret {
         tls: Option<&Tls>,
         place: &Rendezvous,
         deadline: Deadline,
-        (key, least): (&str, Duration),
+        (key, least_wait): (&str, Duration),
     ) -> Result<(TcpStore, Result<i64>)> {
         let access = self.store_access(config, tls, place)?;
         let address = (place.master_addr.as_str(), place.master_port);
         // A try that has no time left may still find a store that answers at once.
-        let left = || deadline.remaining().max(least);
+        let left = || deadline.remaining().max(least_wait);
         TcpStore::connect_to_counter(address, deadline.remaining(), &access, key, left)
     }
 
@@ -152,16 +154,16 @@ impl JobSecret {
     }
 
     /// The job's secret. Called once all ranks have arrived and their statements have been found to agree.
-    /// `statement_keys` are those of the ranks' [statements](Self::statement), by rank; `sealed_key` returns the
-    /// key under which rank 0 publishes the secret sealed for a rank.
+    /// `statement_keys` are the keys in the store under which the ranks' [statements](Self::statement) are, by rank;
+    /// `sealed_key` returns the key under which rank 0 publishes the secret sealed for a rank.
     ///
     /// # Blocking
     /// If the ranks have yet to agree on the secret: until rank 0 has sealed it, or the deadline.
     ///
     /// # Errors
     /// Those of the store. On rank 0, `Rendezvous` if another rank's statement holds no public key, and `Io` if the
-    /// system's random source cannot be read; on others, `Unauthorized` if rank 0's statement holds no key or the
-    /// sealed secret cannot be opened.
+    /// system's random source cannot be read; on others, `Unauthorized` if rank 0's statement holds no public key or
+    /// the sealed secret cannot be opened.
     pub(crate) fn agree(
         self,
         notes: &dyn Store,
@@ -217,8 +219,8 @@ impl JobSecret {
 )]
 fn warn_open(host: &str, port: u16) {
     eprintln!(
-        "rcomm: the store at {host} port {port} is open: whoever reaches that port can read and change the job's \
-         keys. RCOMM_JOB_SECRET, the same on all ranks, closes it to others unless RCOMM_STORE is \"open\""
+        "rcomm: the store at {host} port {port} is open: whoever reaches that port can read and change what the \
+         job keeps in it. RCOMM_JOB_SECRET, the same on all ranks, closes it to others unless RCOMM_STORE is \"open\""
     );
 }
 
@@ -272,13 +274,13 @@ fn shared(own_key: &StaticSecret, their_key: &PublicKey, rank: Rank) -> Option<S
 
 /// Encrypts or decrypts 32 bytes: XORs them with a pad derived from `key`. Secure because each key encrypts
 /// only one secret.
-fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
-    let mut padded = *key.derive("pad").as_bytes();
-    padded
+fn xor_pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
+    let mut output = *key.derive("pad").as_bytes();
+    output
         .iter_mut()
         .zip(bytes)
         .for_each(|(pad, byte)| *pad ^= byte);
-    padded
+    output
 }
 
 /// Encrypts `secret` with the key that rank 0 (`own_key`) and `rank` (`their_key`) share.
@@ -287,8 +289,8 @@ fn seal(own_key: &StaticSecret, their_key: &PublicKey, rank: Rank, secret: &Secr
     let Some(key) = shared(own_key, their_key, rank) else {
         return vec![0; SEALED];
     };
-    let padded = pad(&key, secret.as_bytes());
-    [padded, key.derive("whole").tag(&[&padded])].concat()
+    let encrypted = xor_pad(&key, secret.as_bytes());
+    [encrypted, key.derive("whole").tag(&[&encrypted])].concat()
 }
 
 /// Decrypts what [`seal`] returned for `rank`; `None` if a key or the sealed secret is invalid.
@@ -300,10 +302,10 @@ fn open(
 ) -> Option<Secret> {
     let key = shared(own_key, their_key, rank)?;
     let sealed: &[u8; SEALED] = sealed.try_into().ok()?;
-    let (padded, tag) = sealed.split_at(32);
+    let (encrypted, tag) = sealed.split_at(32);
     key.derive("whole")
-        .verify(&[padded], tag)
-        .then(|| Secret::from_bytes(pad(&key, padded)))
+        .verify(&[encrypted], tag)
+        .then(|| Secret::from_bytes(xor_pad(&key, encrypted)))
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! [`Wrapper`]: before each collective, all ranks compare over a side group what they are about to do.
 //!
-//! The side group is a second backend with the same members. It runs one small `all_gather` for each collective; only
-//! if all statements are equal is the collective passed to the wrapped backend. So if ranks disagree, all of them get
-//! an error that names those that differ and what each of them issued, whatever the wrapped backend would have done. If
-//! a rank does not arrive, the error names it, and the wrapped backend has not started the collective. Ranks may issue
-//! a collective from different call sites; if they do so in crossed order, a warning is logged as soon as the crossing
-//! is detected. The comparison costs a round of messages for each collective: the wrapper is for finding errors, and
-//! off unless it is configured ([`Config::debug`](crate::Config::debug),
-//! [`Config::nan_check`](crate::Config::nan_check)).
+//! The side group is a second backend with the same members. It runs one small `all_gather` for each collective. Each
+//! rank sends a statement that describes its collective. Only if all statements agree, and none reports a NaN, is the
+//! collective passed to the wrapped backend. So if ranks disagree, all of them get an error that names those that
+//! differ and what each of them issued, whatever the wrapped backend would have done. If a rank does not arrive, the
+//! error names it, and the wrapped backend has not started the collective. Ranks may issue a collective from different
+//! call sites; if they do so in crossed order, a warning is logged as soon as the crossing is detected. The comparison
+//! costs a round of messages for each collective: the wrapper is for finding errors, and off unless it is configured
+//! ([`Config::debug`](crate::Config::debug), [`Config::nan_check`](crate::Config::nan_check)).
 //!
 //! Sends and receives are not compared: only two ranks issue them. `statement` defines what is compared.
 
@@ -91,7 +91,7 @@ impl Comparison {
         let Some(Op::AllGatherSingle { output, .. }) = gathered else {
             return Err(Error::new(
                 ErrorKind::Backend,
-                "the side group kept the buffers of a comparison",
+                "the backend over which the ranks compare operations did not return the buffers of a comparison",
             ));
         };
         let sites = compare(output.as_bytes()?, &self.ranks)?;
@@ -193,7 +193,8 @@ impl Backend for Wrapper {
 
     fn shutdown(&self, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        // After this every compared operation has been passed to the wrapped backend or refused.
+        // No comparison is pending after this. An operation whose comparison just ended may still be on its way to the
+        // wrapped backend.
         self.side.shutdown(deadline)?;
         self.inner.shutdown(deadline)
     }

@@ -15,10 +15,10 @@ use rcomm_recorder::publish::Recorder;
 /// The reason why one part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ground {
-    /// The part has more members than any other, whatever the members have called whose calls are not recorded.
-    Majority,
-    /// Of the members whose calls are recorded, the part has several times as many as any other.
-    Plurality,
+    /// The part is larger than any other, whatever the members have called whose calls are not recorded.
+    Largest,
+    /// Of the members whose calls are recorded, the part has at least four times as many as the next part.
+    FarLarger,
     /// Several parts may be the largest, and only in this one input and output of the call fit.
     Consistency,
     /// Several parts may be the largest, and most members of sibling groups issued the same as this one.
@@ -149,7 +149,7 @@ fn member_calls(
         return None;
     }
     let mut blocks = Vec::new();
-    let mut cut = Vec::new();
+    let mut block_states = Vec::new();
     let mut completed = true;
     for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
         let Some((record, lane)) = aligned.lane(group, member) else {
@@ -170,17 +170,17 @@ fn member_calls(
             .map(|index| aligned.op(record, lane.collectives[index]).call)
             .collect();
         blocks.push((rank, record, calls));
-        cut.push((begin_lost || torn, open, closed));
+        block_states.push((begin_lost || torn, open, closed));
     }
-    // The ring may have dropped the beginning of a coalesced block, or the rank may still be issuing it: such blocks
-    // are not compared.
-    let coalesced =
-        blocks.iter().any(|(.., calls)| calls.len() > 1) || cut.iter().any(|&(.., closed)| closed);
+    // A block is not compared if the ring may have dropped its beginning, if its record may be cut within it, or if its
+    // rank may still be issuing it while another member's block is closed.
+    let closes = block_states.iter().any(|&(.., closed)| closed);
+    let coalesced = closes || blocks.iter().any(|(.., calls)| calls.len() > 1);
     if coalesced {
-        let closes = cut.iter().any(|&(.., closed)| closed);
-        let mut cut = cut.into_iter();
+        let mut states = block_states.into_iter();
         blocks.retain(|_| {
-            cut.next()
+            states
+                .next()
                 .is_some_and(|(partial, open, _)| !(partial || open && closes))
         });
     }
@@ -188,7 +188,8 @@ fn member_calls(
 }
 
 /// Whether the recorder of PyTorch's NCCL backend shows that a member has issued all calls of its newest number: it
-/// counts a coalesced block, and shows its start, only once it is closed.
+/// counts a coalesced block, and shows its start, only once it is closed. The count is used only in a lane without
+/// messages: after a message it is the message's number.
 fn is_issued_whole(aligned: &Aligned<'_>, group: GroupIx, member: usize, seq: u32) -> bool {
     let Some((record, lane_index)) = aligned.groups[group].lanes[member] else {
         return false;
@@ -260,7 +261,7 @@ fn judge(
     for (_, part) in &mut parts {
         part.ranks.sort_unstable();
     }
-    // In a coalesced block, the call of a part is the first one that differs.
+    // In a coalesced block, the call of each part is the one at which the first two parts differ.
     let index = difference(aligned, &parts[0].0, &parts[1].0).map_or(0, |(_, index)| index);
     for (calls, part) in &mut parts {
         part.call = calls
@@ -291,8 +292,8 @@ fn judge(
 }
 
 /// A part of at least this many members is right if it is at least this many times as large as any other, although
-/// members without a record of their calls could make that one as large: one rank is at fault more often than many.
-const CLEAR_MAJORITY: usize = 4;
+/// members whose calls are not recorded could make another part as large: one rank is at fault more often than many.
+const FAR_LARGER: usize = 4;
 
 /// Moves the right part to the front of `parts`, which are ordered by size, and returns why it is right.
 fn put_right_first(
@@ -319,10 +320,10 @@ fn put_right_first(
         .take_while(|part| part.ranks.len() + unseen >= most)
         .count();
     if tied == 1 {
-        return Ground::Majority;
+        return Ground::Largest;
     }
-    if most >= CLEAR_MAJORITY && most >= CLEAR_MAJORITY * parts[1].ranks.len() {
-        return Ground::Plurality;
+    if most >= FAR_LARGER && most >= FAR_LARGER * parts[1].ranks.len() {
+        return Ground::FarLarger;
     }
     let (members_known, members) = (
         aligned.groups[group].members_recorded,
@@ -343,7 +344,7 @@ fn put_right_first(
     } else {
         return Ground::Nothing;
     };
-    parts.swap(0, winner);
+    parts[..=winner].rotate_right(1);
     ground
 }
 
@@ -402,8 +403,9 @@ fn sibling_votes(
     votes
 }
 
-/// For each part, how often its call followed the same calls in the group's own past, by the record of one member. Of
-/// the runs of calls before the number, the longest after which one of the parts' calls came counts.
+/// For each part, how often its call followed the same calls in the group's own past, by the record of one member.
+/// Runs of calls that end directly before this sequence number are compared with the past, longest first; only the
+/// longest one that any part's call has followed counts.
 fn past_votes(
     aligned: &Aligned<'_>,
     group: GroupIx,
@@ -451,7 +453,8 @@ fn past_votes(
 
 /// Whether a part that is not right according to the group's past took a branch of the program for the first time: its
 /// call never came before, and it comes from a line that none before came from, or the calls that follow are shifted or
-/// in another order. The past does not show then whether the branch was due, as an evaluation after some steps is.
+/// in another order. The past then does not show whether the branch was due: for example, an evaluation that runs only
+/// every few hundred steps.
 fn is_new_branch(aligned: &Aligned<'_>, disagreement: &Disagreement) -> bool {
     let ops = |record: RecordIx| {
         let mut lanes = aligned.lanes[record].iter();
@@ -468,7 +471,8 @@ fn is_new_branch(aligned: &Aligned<'_>, disagreement: &Disagreement) -> bool {
         let Some((mut past, op)) = ops(record) else {
             return false;
         };
-        // Ranks may come to one call by callers of their own: a line is new only among the rank's own.
+        // Ranks may reach the same call through different callers, so a line is compared only with the earlier
+        // lines of the same rank.
         let is_elsewhere = op.stack != NONE && past.clone().all(|before| before.stack != op.stack);
         let calls = &aligned.shared.calls;
         past.all(|before| calls.difference(before.call, part.call).is_some())
@@ -481,13 +485,14 @@ fn is_new_branch(aligned: &Aligned<'_>, disagreement: &Disagreement) -> bool {
 pub(crate) enum Shift {
     /// The rank left out this many collectives.
     Skipped(usize),
-    /// The rank issued this many collectives that no other member did.
+    /// The rank issued this many collectives that the right part did not.
     Extra(usize),
     /// The rank issued this many collectives in another order.
     Reordered(usize),
     /// Like `Reordered`, but the rank's calls fit as well if it left out some collectives or issued more.
     ReorderedOrShifted(usize),
-    /// One operation differs, and the following ones agree or are unknown; or the rank's calls fit in no other way.
+    /// One operation differs, and the following ones agree or are unknown; or the rank's calls fit in none of the
+    /// ways above.
     None,
 }
 

@@ -171,7 +171,7 @@ pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 
         return 0.4;
     }
     let confidence = match disagreement.ground {
-        Ground::Majority => {
+        Ground::Largest => {
             let members: usize = disagreement.parts.iter().map(|part| part.ranks.len()).sum();
             if disagreement.parts[0].ranks.len() * 3 >= members * 2 {
                 0.97
@@ -179,7 +179,7 @@ pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 
                 0.85
             }
         }
-        Ground::Plurality => 0.85,
+        Ground::FarLarger => 0.85,
         Ground::Consistency | Ground::Siblings => 0.9,
         Ground::Past => 0.65,
         Ground::Nothing => 0.5,
@@ -202,7 +202,7 @@ fn grounds(
         Ground::Siblings => Some("the groups that play the same part agree with the other side"),
         Ground::Past => Some("the group's own past continues with the other side"),
         Ground::Consistency => Some("input and output of the other side fit"),
-        Ground::Majority | Ground::Plurality | Ground::Nothing => None,
+        Ground::Largest | Ground::FarLarger | Ground::Nothing => None,
     };
     let are_equal = disagreement.parts[0].ranks.len() == disagreement.parts[1].ranks.len();
     let sides = match are_equal {

@@ -76,6 +76,10 @@ fn draft(
     };
     let right = call_of(&disagreement.parts[0]);
     let odd = call_of(parts[0]);
+    let (others, they) = match disagreement.parts[0].ranks.as_slice() {
+        [rank] => (format_ranks(&[*rank]), "it"),
+        several => (format!("{} ranks", several.len()), "they"),
+    };
     let who = format_ranks(&culprits);
     let first = parts[0].records.first();
     let site = first.map_or(String::new(), |&record| {
@@ -103,11 +107,12 @@ fn draft(
             Code::E104,
             if n == 1 {
                 format!(
-                    "{who} issued {odd} as #{seq} on group {group}{site}, which no other member did: the others issued {right}"
+                    "{who} issued {odd} as #{seq} on group {group}{site}, which {others} did not: {they} issued {right}"
                 )
             } else {
                 format!(
-                    "{who} issued {n} collectives on group {group}, beginning with {odd} #{seq}{site}, which no other member did"
+                    "{who} issued {n} collectives on group {group}, beginning with {odd} #{seq}{site}, which \
+                     {others} did not"
                 )
             },
             "op_mismatch: the later operations match once they are shifted",

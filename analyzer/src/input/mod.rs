@@ -1,5 +1,5 @@
 //! Readers of input files: dumps, rings, archives, summaries (`.rsum`), NCCL's RAS reports, NCCL's Inspector logs, job
-//! logs and stacks.
+//! logs and stacks. `rsum` also writes summaries; `threads` has the threads that judge large jobs.
 
 pub mod inspector;
 pub mod load;

@@ -21,7 +21,7 @@ const VARIABLES: [(&str, &str, &str); 5] = [
     (
         "TORCH_FR_DUMP_ON_TIMEOUT",
         "TORCH_NCCL_DUMP_ON_TIMEOUT",
-        "a dump at a time-out: on by default",
+        "a dump at a time-out: on by default; in PyTorch versions whose recorder is off by default, off as well",
     ),
     (
         "TORCH_FR_DUMP_TEMP_FILE",
@@ -31,19 +31,19 @@ const VARIABLES: [(&str, &str, &str); 5] = [
     (
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
         "",
-        "a pipe that asks a running rank for a dump",
+        "the beginning of the path of each rank's pipe: a byte written to it asks for a dump",
     ),
     (
         "RCOMM_RECORD",
         "",
-        "the package rcomm records every group, for any backend",
+        "1: the package rcomm records every group, for any backend",
     ),
 ];
 
-/// What is printed in place of the meaning of `RCOMM_RECORD` for a job that has no record, although the variable asks
-/// for one.
-const NOT_RECORDED: &str = "and still no record: no group was made yet, or the package rcomm is not in the job's Python, \
-                            or the job has another RCOMM_RING_DIR than this shell";
+/// What is printed in place of the meaning of `RCOMM_RECORD` for a job of which no record was found, although the
+/// variable asks for one.
+const NOT_RECORDED: &str = "and still no record was found: no group was made yet, or the package rcomm is not in the \
+                            job's Python, or the job has another RCOMM_RING_DIR than this shell";
 
 /// The text for a node without records: which paths were searched, how the variables are set, and what to do.
 pub(super) fn advice(
@@ -67,8 +67,8 @@ pub(in crate::cli) fn advice_for_paths() -> String {
     });
     let rest = how_to_get_records(&RankJob::of_node(), &environment);
     format!(
-        "\nPyTorch writes dumps when an operation of NCCL times out, or when they are asked for; they are in:\n\
-         {places}{rest}"
+        "\nPyTorch writes dumps when an operation of NCCL times out, or when they are asked for; the dump of a rank \
+         is then one of:\n{places}{rest}"
     )
 }
 
@@ -90,7 +90,8 @@ fn how_to_get_records(jobs: &[RankJob], environment: &dyn Fn(&str) -> Option<OsS
     let first = jobs.first().and_then(|job| job.processes.first());
     match jobs {
         [] => text.push_str(
-            "\nno process with RANK, WORLD_SIZE and MASTER_ADDR is visible here; in this environment:\n",
+            "\nno process with MASTER_ADDR and a rank from its launcher (such as RANK and WORLD_SIZE) is visible here; \
+             in this environment:\n",
         ),
         [_, others @ ..] => {
             let _ = writeln!(text, "\n{}", heading(jobs));
@@ -140,7 +141,7 @@ fn list(jobs: &[RankJob], text: &mut String) {
     let page = textwrap::Options::new(page_width())
         .initial_indent("  ")
         .subsequent_indent("      ")
-        // Paths and options are copied by users, so they are never broken.
+        // Users copy paths and options, so lines break only at spaces.
         .break_words(false)
         .word_splitter(WordSplitter::NoHyphenation)
         .word_separator(WordSeparator::AsciiSpace);
@@ -182,7 +183,8 @@ fn append_hang_advice(jobs: &[RankJob], text: &mut String) {
         "  rcomm-top --store {store}   if the ranks called start_debug_server()"
     );
     text.push_str(
-        "  or wait for the time-out (10 minutes for NCCL by default): PyTorch then writes the dumps\n",
+        "  or wait for the time-out (10 minutes for NCCL by default): PyTorch's NCCL backend then\n      \
+         writes dumps, if its recorder and dumps are on\n",
     );
 }
 

@@ -84,8 +84,8 @@ pub(super) fn world_size(text: &str) -> Option<u32> {
 pub(super) const MOST_RANKS: u32 = 1 << 22;
 
 /// The global rank of a line: the one in its label, also if that follows other text, as that of a progress bar; or else
-/// the one beside the name of the default group, where both ranks are the same. `None` if there is neither: a bare
-/// `[Rank 3]` is the rank within some group of the process.
+/// the one in the prefix of the default group, whose group ranks are the global ranks. `None` if there is neither: a
+/// bare `[Rank 3]` is the rank within some group of the process.
 fn rank_of(line: &Line<'_>) -> Option<Rank> {
     let label_within = || {
         let (_, rest) = line.text.split_once("[rank")?;
@@ -105,7 +105,7 @@ fn group_of(text: &str) -> Option<&str> {
     prefix_of(text).map(|(group, _)| group)
 }
 
-/// The group and the rank within it of the prefix that [`group_of`] describes.
+/// The group in a prefix such as [`group_of`] reads, and the rank within that group.
 fn prefix_of(text: &str) -> Option<(&str, Rank)> {
     let inside = between(text, "[PG ", &[']'])?;
     let (name, rank) = inside.rsplit_once(" Rank ")?;

@@ -20,8 +20,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) const INIT_TIMEOUT: Duration = Duration::from_secs(6);
 /// An error that is reported later than this after its time-out is late, unless `--slack` sets another limit.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
-/// Limit of each wait of this program for a job: until all ranks are ready, until the survivors have left, until the
-/// job has ended.
+/// Limit of a wait of this program for a job, where no shorter one is named: until all ranks are ready, until the
+/// survivors have left, until the job has ended.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// How long a launcher may need to end the ranks of a job that has failed: `--linger`, `--grace` and slack.
 pub(crate) const LAUNCHER_END_LIMIT: Duration = Duration::from_secs(15);

@@ -289,7 +289,8 @@ const char *rcomm_recorder_last_error(void);
 //
 // # Safety
 // `recorder` is NULL or a valid handle; `name` is NULL or a text.
-void rcomm_recorder_phase(const struct rcomm_recorder *recorder, const char *name);
+void rcomm_recorder_phase(const struct rcomm_recorder *recorder,
+                          const char *name);
 
 // Sets the program's step from now on.
 //

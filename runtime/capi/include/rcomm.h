@@ -938,7 +938,8 @@ int32_t rcomm_group_set_timing(const struct rcomm_group *group, int32_t on);
 //
 // # Safety
 // `world` is a valid handle.
-int32_t rcomm_wait_for_pending(const struct rcomm_world *world, uint64_t timeout_ms);
+int32_t rcomm_wait_for_pending(const struct rcomm_world *world,
+                               uint64_t timeout_ms);
 
 // Aborts all groups, the newest first, with this reason.
 //

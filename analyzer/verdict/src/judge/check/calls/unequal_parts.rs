@@ -460,11 +460,14 @@ fn draft(
         [] => "each member passes".to_owned(),
         culprits => format!("{} and the other members pass", format_ranks(culprits)),
     };
-    draft.next = match instance.op().map(OpType::pattern) {
-        Some(Pattern::AllToAll) => format!(
+    let is_all_to_all = matches!(instance.op().map(OpType::pattern), Some(Pattern::AllToAll));
+    draft.next = match is_all_to_all {
+        true => format!(
             "compare the sizes that {compared} there; exchange them first if they depend on data"
         ),
-        _ => format!("compare the roots that {compared} there: all members must pass the same one"),
+        false => {
+            format!("compare the roots that {compared} there: all members must pass the same one")
+        }
     };
     draft.targets.push(place + ctx.graph.ranks);
     draft

@@ -1,9 +1,8 @@
 //! The rank × sequence matrix of one group: the state of each shown collective on each member.
 
-use crate::align::retiring_is_all;
 use crate::report::{Code, Finding, GroupRef, InstanceReport, Report, SeqKind, Severity};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, Recorder};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -97,8 +96,8 @@ struct Line<'a> {
     newest: Option<u64>,
     /// When the oldest pending collective was issued, ns since the epoch.
     pending_since_ns: Option<i64>,
-    /// Collectives of lower numbers have ended if the record retired them: its recorder notes no other sign of an end.
-    /// 0 for other recorders.
+    /// Collectives of lower numbers have ended if the record retired them: gloo's own recorder notes no other sign of an
+    /// end. 0 for other recorders.
     retired_below: u64,
     /// By collective number, for those that may be shown: the entry, and the name of its operation.
     entries: HashMap<u64, (&'a Entry, &'a str)>,
@@ -243,7 +242,7 @@ impl<'a> Line<'a> {
             newest: None,
             pending_since_ns: None,
             // Of a call that is unfinished elsewhere, a retired entry does not show whether it completed.
-            retired_below: match retiring_is_all(dump.recorder) {
+            retired_below: match dump.recorder == Recorder::NativeGloo {
                 true => unfinished.unwrap_or(u64::MAX),
                 false => 0,
             },

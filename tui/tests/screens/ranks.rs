@@ -30,28 +30,32 @@ fn a_click_selects_a_cell_of_the_heat_map_and_another_opens_its_rank() {
     let mut state = showing(snapshot, (120, 40));
     press(&mut state, "3");
     let screen = text::of(&state);
-    let label = |host: &str| {
+    // The columns are hosts, the rows local ranks.
+    let line_of = |local_rank: u32| {
         let mut lines = screen.lines();
-        let row = lines.position(|line| line.trim_start().starts_with(&format!("{host} ")));
-        u16::try_from(row.unwrap_or_else(|| panic!("no row of {host}:\n{screen}")))
-            .expect("the screen has few rows")
+        let start = format!(" {local_rank} ");
+        let line = lines.position(|line| line.starts_with(&start));
+        let line = line.unwrap_or_else(|| panic!("no row {local_rank}:\n{screen}"));
+        u16::try_from(line).expect("the screen has few rows")
     };
     // The headings of the columns are no row.
-    assert_eq!(state.hit(9, label("n000") - 1), None);
-    for (host, column) in [("n001", 0), ("n002", 3)] {
-        let row = label(host);
-        let cells = (0..120).filter_map(|x| Some((x, state.hit(x, row)?.column?)));
-        let (x, _) = cells
-            .into_iter()
-            .find(|&(_, at)| at == column)
+    assert_eq!(state.hit(9, line_of(0) - 1), None);
+    for (local_rank, column, host) in [(0, 1, "n001"), (3, 2, "n002")] {
+        let line = line_of(local_rank);
+        let x = (0..120)
+            .find(|&x| {
+                state
+                    .hit(x, line)
+                    .is_some_and(|hit| hit.column == Some(column))
+            })
             .expect("the cell is on the screen");
-        update(&mut state, Event::Click(x, row));
+        update(&mut state, Event::Click(x, line));
         assert!(
             matches!(state.screen(), Screen::Ranks),
             "{:?}",
             state.screen()
         );
-        update(&mut state, Event::Click(x, row));
+        update(&mut state, Event::Click(x, line));
         let Screen::Rank(rank) = *state.screen() else {
             panic!("{:?}", state.screen());
         };
@@ -59,7 +63,7 @@ fn a_click_selects_a_cell_of_the_heat_map_and_another_opens_its_rank() {
             .iter()
             .find(|view| view.rank == rank)
             .expect("the rank is known");
-        assert_eq!((&*view.host, view.local_rank), (host, column as u32));
+        assert_eq!((&*view.host, view.local_rank), (host, local_rank));
         press(&mut state, "<esc>");
     }
 }

@@ -6,6 +6,7 @@ pub(super) mod cross_group_deadlock;
 pub(super) mod left_the_ring;
 pub(super) mod missing_dump;
 pub(super) mod not_joined;
+mod not_posted;
 pub(super) mod p2p_unmatched;
 mod reopened;
 mod tags;

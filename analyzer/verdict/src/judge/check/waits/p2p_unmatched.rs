@@ -4,6 +4,7 @@
 //! within the same group, for the rank that posted the message: then both are in a cycle that only the missing half
 //! would end.
 
+use super::not_posted::not_posted;
 use crate::align::pending::on_device;
 use crate::align::record::{ANY, NONE, Op};
 use crate::align::{GroupIx, Lane, RecordIx, event};
@@ -15,7 +16,7 @@ use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::format::{format_ranks, format_time};
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::OpType;
 use std::collections::BTreeMap;
 
 pub(crate) struct P2pUnmatched;
@@ -227,63 +228,6 @@ fn undecided(
 
 /// At most this many ranks of a cycle are described one by one.
 const SHOWN: usize = 4;
-
-/// What ranks did not post for the rank that waits, like `no send for rank 0`, and, of one rank, between which calls of
-/// the program, as far as their places are recorded, like `no further send for rank 0 before barrier #7 (train.py:61);
-/// it posted its last one at train.py:58`. `half` is the kind of the message that waits.
-fn not_posted(
-    ctx: &Context<'_>,
-    group: GroupIx,
-    culprits: &[Rank],
-    waiting: Rank,
-    half: OpType,
-) -> String {
-    let other_half = if half == OpType::Send {
-        "receive"
-    } else {
-        "send"
-    };
-    let newest_of = |rank: Rank| {
-        let record = ctx.aligned.record_in(group, rank)?;
-        let is_other_half = |&position: &u32| {
-            let op = ctx.aligned.op(record, position);
-            op.kind.is_p2p()
-                && op.kind != half
-                && peer_rank(ctx.aligned, group, record, position) == Some(waiting)
-        };
-        let mut lanes = ctx.aligned.lanes[record].iter();
-        let lane = lanes.find(|lane| lane.group == group)?;
-        lane.messages.iter().copied().rev().find(is_other_half)
-    };
-    let further = match culprits.iter().any(|&rank| newest_of(rank).is_some()) {
-        true => "further ",
-        false => "",
-    };
-    let omitted = format!("no {further}{other_half} for rank {waiting}");
-    let [rank] = culprits[..] else {
-        return omitted;
-    };
-    let Some(record) = ctx.aligned.record_in(group, rank) else {
-        return omitted;
-    };
-    let newest = ctx.beside_newest(record);
-    let last = newest_of(rank);
-    // The last such message may be the call that the rank is in or, of calls that do not block, a later one: then that
-    // call does not show where the next message is missing.
-    if let (Some((call, _)), Some(message)) = (&newest, last)
-        && message >= *call
-    {
-        return omitted;
-    }
-    let beside = newest.map_or_else(String::new, |(_, text)| text);
-    let last = last
-        .and_then(|position| ctx.call_site(ctx.aligned.op(record, position)))
-        .map(Context::name_site);
-    match last {
-        Some(site) => format!("{omitted}{beside}; it posted its last one at {site}"),
-        None => format!("{omitted}{beside}"),
-    }
-}
 
 /// What a rank did instead of what its peers wait for, like `posted send #5 to rank 4 first` or `is in all_reduce #7`.
 /// `None` if no message of the batch is to or from a rank that is missing there.

@@ -33,7 +33,7 @@ pub(super) struct Fields {
     /// The group's name and description.
     pub(super) group: Option<(Text, Text)>,
     pub(super) collective_seq_id: Option<u64>,
-    /// The number of version 1, which stands for `collective_seq_id`.
+    /// `seq_id`, in dumps of version 1: the `collective_seq_id`.
     pub(super) seq_id: Option<u64>,
     pub(super) p2p_seq_id: u64,
     pub(super) op_id: u64,

@@ -236,7 +236,11 @@ impl<'a> WaitPolicy<'a> {
         let idle = now - since;
         let (limit, yields) = match self.wait_mode {
             WaitMode::CorePerRank if is_here() => (Duration::ZERO, false),
-            WaitMode::CorePerRank => (SPIN, false),
+            WaitMode::CorePerRank => {
+                #[cfg(test)]
+                counted::LONG_POLLS.set(counted::LONG_POLLS.get() + 1);
+                (SPIN, false)
+            }
             WaitMode::Oversubscribed if yielding::takes_too_long() => (SHORT_SPIN, false),
             WaitMode::Oversubscribed => (YIELD, true),
             WaitMode::Helper if yielding::takes_too_long() => (Duration::ZERO, false),
@@ -259,6 +263,17 @@ impl<'a> WaitPolicy<'a> {
         Ok(Pause::Sleep(
             sleep.min(left).max(Duration::from_micros(100)),
         ))
+    }
+}
+
+/// What tests count.
+#[cfg(test)]
+pub(crate) mod counted {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How often this thread decided to poll for up to [`SPIN`](super::SPIN) since its peer runs elsewhere.
+        pub(crate) static LONG_POLLS: Cell<u32> = const { Cell::new(0) };
     }
 }
 

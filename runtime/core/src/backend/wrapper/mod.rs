@@ -11,23 +11,24 @@
 //!
 //! Sends and receives are not compared: only two ranks issue them. `statement` defines what is compared.
 
+mod compared;
 mod crossing;
 mod nan;
 mod statement;
 
 use super::{
     AbortReason, Backend, BackendWindow, Call, CommMemory, CommState, Done, GroupContext, Observer,
-    Pending, Progress, Registration, Stream,
+    Pending, Registration,
 };
 use crate::config::NanCheck;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;
-use crate::op::error::{Error, ErrorKind, Result};
-use crossing::Crossings;
+use crate::op::error::Result;
+use compared::{Comparison, while_comparing};
 use rcomm_recorder::model::{DType, Rank};
-use statement::{STATEMENT_LEN, Statement, compare};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use statement::{STATEMENT_LEN, Statement};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Compares what ranks issue, and then passes the operation to the wrapped backend.
@@ -36,12 +37,6 @@ pub struct Wrapper {
     side: Arc<dyn Backend>,
     comparison: Arc<Comparison>,
     nan_check: NanCheck,
-}
-
-/// The members of the group, and where they issued their newest operations.
-struct Comparison {
-    ranks: Arc<[Rank]>,
-    crossings: Mutex<Crossings>,
 }
 
 impl Wrapper {
@@ -56,10 +51,7 @@ impl Wrapper {
         Self {
             inner,
             side,
-            comparison: Arc::new(Comparison {
-                ranks: ranks.into(),
-                crossings: Mutex::default(),
-            }),
+            comparison: Arc::new(Comparison::new(ranks)),
             nan_check,
         }
     }
@@ -83,32 +75,6 @@ fn exchange(statement: &Statement, size: usize) -> Op<'static> {
         input: Buffer::from_vec(statement.encode().to_vec()),
         output: Buffer::from_vec(vec![0u8; size * STATEMENT_LEN]),
     }
-}
-
-impl Comparison {
-    /// The result of the comparison of collective `seq`.
-    fn compare_gathered(&self, seq: u64, gathered: Option<Op<'_>>) -> Result<()> {
-        let Some(Op::AllGatherSingle { output, .. }) = gathered else {
-            return Err(Error::new(
-                ErrorKind::Backend,
-                "the backend over which the ranks compare operations did not return the buffers of a comparison",
-            ));
-        };
-        let sites = compare(output.as_bytes()?, &self.ranks)?;
-        let mut crossings = self
-            .crossings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(warning) = crossings.observe(seq, sites, &self.ranks) {
-            tracing::warn!("{warning}");
-        }
-        Ok(())
-    }
-}
-
-/// An error of the side group, with the fact that it comes from a comparison.
-fn while_comparing(error: Error) -> Error {
-    error.with_more("found while the ranks compared what they were about to do")
 }
 
 impl Backend for Wrapper {
@@ -147,22 +113,18 @@ impl Backend for Wrapper {
         };
         let comparison_op = exchange(
             &self.statement(&op, &call, &*observer),
-            self.comparison.ranks.len(),
+            self.comparison.size(),
         );
-        let compared_op = Arc::new(ComparedOp {
-            stage: Mutex::new(CheckStage::Comparing { op, side: None }),
-            stage_changed: Condvar::new(),
-            inner: self.inner.clone(),
-            comparison: self.comparison.clone(),
-            call: call.clone(),
-            observer: Mutex::new(Some(observer)),
-        });
-        let side = self.side.issue(comparison_op, call, compared_op.clone())?;
-        if let CheckStage::Comparing { side: issued, .. } = &mut *compared_op.lock() {
-            *issued = Some(side);
+        let compared_op = self
+            .comparison
+            .begin(op, call.clone(), observer, &self.inner);
+        match self.side.issue(comparison_op, call, compared_op.clone()) {
+            Ok(side) => compared_op.compared_by(side),
+            Err(error) => {
+                self.comparison.withdraw(&compared_op);
+                return Err(error);
+            }
         }
-        // The comparison may have ended before `side` was set.
-        compared_op.poll();
         Ok(compared_op)
     }
 
@@ -174,10 +136,8 @@ impl Backend for Wrapper {
             deadline: call.deadline.started(),
             ..call
         };
-        let mut comparison_op = exchange(
-            &self.statement(op, &call, observer),
-            self.comparison.ranks.len(),
-        );
+        let mut comparison_op =
+            exchange(&self.statement(op, &call, observer), self.comparison.size());
         self.side
             .run(&mut comparison_op, call.clone(), observer)
             .map_err(while_comparing)?;
@@ -269,156 +229,5 @@ impl Backend for Wrapper {
         deadline: Deadline,
     ) -> Result<Arc<dyn BackendWindow>> {
         self.inner.new_window(memory, deadline)
-    }
-}
-
-/// An issued collective: first in the comparison, then in the wrapped backend.
-struct ComparedOp {
-    stage: Mutex<CheckStage>,
-    stage_changed: Condvar,
-    inner: Arc<dyn Backend>,
-    comparison: Arc<Comparison>,
-    call: Call,
-    /// Taken when the operation is passed on or refused, since the observer holds this `ComparedOp` and the cycle
-    /// would leak both.
-    observer: Mutex<Option<Arc<dyn Observer>>>,
-}
-
-/// How far a [`ComparedOp`] is.
-enum CheckStage {
-    /// The comparison runs; `side` is `Some` once it was issued.
-    Comparing {
-        op: Op<'static>,
-        side: Option<Arc<dyn Pending>>,
-    },
-    /// The operation is being passed to the wrapped backend.
-    Passing,
-    /// The wrapped backend has the operation.
-    Passed(Arc<dyn Pending>),
-    /// Refused; holds the operation until it is reclaimed.
-    Refused(Error, Option<Op<'static>>),
-}
-
-impl ComparedOp {
-    fn lock(&self) -> MutexGuard<'_, CheckStage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Passes the operation on if the comparison has ended. The side group ends comparisons in the order of their turns
-    /// ([`Call::turn`]), so operations are passed on in that order.
-    fn poll(&self) {
-        let mut stage = self.lock();
-        let CheckStage::Comparing {
-            side: Some(side), ..
-        } = &*stage
-        else {
-            return;
-        };
-        let outcome = match side.progress() {
-            Progress::Queued | Progress::Started => return,
-            Progress::Completed(_) => self
-                .comparison
-                .compare_gathered(self.call.seq, side.reclaim()),
-            Progress::Failed(error) => Err(while_comparing(error)),
-        };
-        let CheckStage::Comparing { op, .. } = std::mem::replace(&mut *stage, CheckStage::Passing)
-        else {
-            return;
-        };
-        // The backend may call the observer at once, and the observer takes this lock to read the progress.
-        drop(stage);
-        let observer = self.observer.lock();
-        let Some(observer) = observer.unwrap_or_else(PoisonError::into_inner).take() else {
-            return;
-        };
-        let next = match outcome {
-            Err(error) => CheckStage::Refused(error, Some(op)),
-            Ok(()) => match self.inner.issue(op, self.call.clone(), observer.clone()) {
-                Ok(pending) => CheckStage::Passed(pending),
-                Err(error) => CheckStage::Refused(error, None),
-            },
-        };
-        *self.lock() = next;
-        self.stage_changed.notify_all();
-        // While the operation was being passed on, the observer could not see an end that the backend reported.
-        if self.progress().has_ended() {
-            observer.ended();
-        }
-    }
-}
-
-impl Observer for ComparedOp {
-    fn started(&self) {}
-
-    fn ended(&self) {
-        self.poll();
-    }
-}
-
-impl Pending for ComparedOp {
-    fn progress(&self) -> Progress {
-        self.poll();
-        match &*self.lock() {
-            CheckStage::Comparing { .. } | CheckStage::Passing => Progress::Queued,
-            CheckStage::Passed(pending) => pending.progress(),
-            CheckStage::Refused(error, _) => Progress::Failed(error.clone()),
-        }
-    }
-
-    fn wait(&self, deadline: Deadline) -> Progress {
-        let deadline = deadline.started();
-        loop {
-            let (side, pending) = match &*self.lock() {
-                CheckStage::Comparing { side, .. } => (side.clone(), None),
-                CheckStage::Passing => (None, None),
-                CheckStage::Passed(pending) => (None, Some(pending.clone())),
-                CheckStage::Refused(error, _) => return Progress::Failed(error.clone()),
-            };
-            if let Some(pending) = pending {
-                return pending.wait(deadline);
-            }
-            if deadline.has_passed() {
-                return Progress::Queued;
-            }
-            if let Some(side) = side {
-                // A backend need not call its observer: only this wait is sure to end with the comparison.
-                side.wait(deadline);
-                self.poll();
-            }
-            let stage = self.lock();
-            let waited =
-                self.stage_changed
-                    .wait_timeout_while(stage, deadline.remaining(), |stage| {
-                        matches!(stage, CheckStage::Passing)
-                    });
-            drop(waited);
-        }
-    }
-
-    /// Blocks the host until the comparison has ended, or the operation's deadline has passed (`Timeout`). A stream can
-    /// wait only for an operation that the wrapped backend has, and the backend gets it after the comparison.
-    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
-        loop {
-            self.poll();
-            match &*self.lock() {
-                CheckStage::Passed(pending) => return pending.wait_stream(stream),
-                CheckStage::Refused(error, _) => return Err(error.clone()),
-                CheckStage::Comparing { .. } | CheckStage::Passing => {}
-            }
-            if self.call.deadline.has_passed() {
-                let message =
-                    "the ranks did not finish comparing the operation before its deadline";
-                return Err(Error::new(ErrorKind::Timeout, message));
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-    }
-
-    fn reclaim(&self) -> Option<Op<'static>> {
-        match &mut *self.lock() {
-            CheckStage::Passed(pending) => pending.reclaim(),
-            CheckStage::Refused(_, op) => op.take(),
-            CheckStage::Comparing { .. } | CheckStage::Passing => None,
-        }
     }
 }

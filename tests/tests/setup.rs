@@ -173,6 +173,24 @@ fn relay_to(port: u16, stops: &Arc<AtomicBool>) -> u16 {
 
 #[test]
 fn a_store_that_stops_answering_during_init_is_named_within_the_time_out() {
+    a_silent_store_of_rank_0_is_named(World::init);
+}
+
+#[test]
+fn a_store_of_the_program_that_stops_answering_during_init_is_named_with_rank_0() {
+    a_silent_store_of_rank_0_is_named(|mut config| {
+        let rendezvous = config.rendezvous.as_mut().unwrap();
+        rendezvous.uses_agent_store = true;
+        let store = TcpStore::connect("127.0.0.1", rendezvous.master_port, config.init_timeout)?;
+        let builder = World::builder(config).store(Arc::new(store));
+        builder.store_at_rank_0().init()
+    });
+}
+
+/// Rank 1 starts with `init`, and the store that rank 0 serves stops answering once it has checked in.
+fn a_silent_store_of_rank_0_is_named(
+    init: impl FnOnce(Config) -> rcomm::Result<World> + Send + 'static,
+) {
     let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(60)).unwrap();
     let stops = Arc::new(AtomicBool::new(false));
     let port = relay_to(store.port(), &stops);
@@ -182,7 +200,10 @@ fn a_store_that_stops_answering_during_init_is_named_within_the_time_out() {
         ..config_at(rendezvous(1, 3, port))
     };
     let started = Instant::now();
-    let rank_1 = std::thread::spawn(move || (refusal(config), started.elapsed()));
+    let rank_1 = std::thread::spawn(move || {
+        let error = init(config).expect_err("the store stops");
+        (error, started.elapsed())
+    });
     wait_until("rank 1 to check in", || {
         let keys = store.list_keys().unwrap();
         keys.iter().any(|key| key.contains("/here/")).then_some(())

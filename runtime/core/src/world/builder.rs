@@ -27,7 +27,7 @@ use crate::world::init::{
 };
 use crate::world::job_secret::JobSecret;
 use crate::world::join;
-use crate::world::session::MeetingStore;
+use crate::world::session::{MeetingStore, StoreHost};
 use crate::world::step_meter::StepMeter;
 use crate::world::{Threads, World, WorldShared, session};
 use rcomm_recorder::model::{LinkEnd, Rank};
@@ -69,7 +69,7 @@ impl<B: BackendSet> WorldBuilder<B> {
     }
 
     /// Says that the process of rank 0 serves the [`store`](Self::store), although the world does not: if the store
-    /// does not reply, errors of operations then name rank 0. This has an effect only if
+    /// does not reply, errors then name rank 0. This has an effect only if
     /// [`Rendezvous::uses_agent_store`] is set; otherwise the store is taken to be at rank 0 anyway.
     #[must_use]
     pub fn store_at_rank_0(mut self) -> Self {
@@ -171,13 +171,18 @@ impl<B: BackendSet> WorldBuilder<B> {
         }
         let tls = config.read_tls()?;
         let secret = JobSecret::of(&config, &place)?;
+        let host = match self.store_is_at_rank_0 {
+            true => StoreHost::Rank0,
+            false => StoreHost::of(&place),
+        };
         let (store, server) = match self.store.take() {
-            Some(store) => (MeetingStore::of_unknown_past(store), None),
+            Some(store) => (MeetingStore::of_unknown_past(store, host), None),
             None => {
                 let mut store = session::connect(&secret, &config, tls.as_ref(), &place, deadline)?;
                 let server = store.take_server();
                 let store = MeetingStore {
                     store: Arc::new(store),
+                    host,
                     // Rank 0 has made the store, and the others have asked it.
                     is_first: !place.uses_agent_store,
                 };
@@ -198,6 +203,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             place,
             config,
             store,
+            store_host,
             root,
             early_ring,
             agreed,
@@ -247,13 +253,10 @@ impl<B: BackendSet> WorldBuilder<B> {
         let broadcast = FailureBroadcast::new(FailureBroadcastParts {
             rank: place.rank,
             attempt: place.attempt,
-            store_end: match (
-                self.store_is_at_rank_0 || !place.uses_agent_store,
-                place.rank,
-            ) {
-                (false, _) => Some(LinkEnd::Store),
-                (true, 0) => None,
-                (true, _) => Some(LinkEnd::StoreAtRank(0)),
+            store_end: match (store_host, place.rank) {
+                (StoreHost::Other, _) => Some(LinkEnd::Store),
+                (StoreHost::Rank0, 0) => None,
+                (StoreHost::Rank0, _) => Some(LinkEnd::StoreAtRank(0)),
             },
             root: root.clone(),
             watch: watch.clone(),
@@ -298,7 +301,8 @@ impl<B: BackendSet> WorldBuilder<B> {
             processes.note_of(place.rank).into_iter().collect()
         };
         let opened = open_backends(to_open, &context, announce, &backends, &root);
-        let factories = opened.map_err(|error| name_store_host(error, &*root, &place))?;
+        let factories =
+            opened.map_err(|error| name_store_host(error, &*root, store_host, place.rank))?;
         let start_helpers = {
             let (watch, broadcast, timeout) =
                 (watch.clone(), broadcast.clone(), config.heartbeat_timeout);
@@ -376,6 +380,7 @@ pub(super) struct Meeting {
     place: Rendezvous,
     config: Arc<Config>,
     store: Arc<dyn Store>,
+    store_host: StoreHost,
     /// The part of the store that the world uses.
     root: Arc<dyn Store>,
     /// The ring; `None` if another living process recorded as this rank before the ranks met.
@@ -400,14 +405,15 @@ impl Meeting {
     pub(super) fn hold(
         place: Rendezvous,
         config: Arc<Config>,
-        (MeetingStore { store, is_first }, secret): (MeetingStore, JobSecret),
+        (meeting_store, secret): (MeetingStore, JobSecret),
         early_ring: Option<Arc<FlightRecorder>>,
         deadline: Deadline,
     ) -> Result<Self> {
         let waits = Arc::new(WaitCounters::default());
+        let (store, store_host) = (meeting_store.store.clone(), meeting_store.host);
         let counted = MeetingStore {
             store: Arc::new(CountedStore::new(store.clone(), waits.clone())),
-            is_first,
+            ..meeting_store
         };
         if let Some(recorder) = &early_ring {
             recorder.phase("wait for all ranks");
@@ -419,6 +425,7 @@ impl Meeting {
             place,
             config,
             store,
+            store_host,
             root,
             early_ring,
             agreed,
@@ -444,7 +451,7 @@ fn meet(
     deadline: Deadline,
 ) -> Result<(Arc<dyn Store>, RendezvousResult)> {
     let limit = deadline.remaining().saturating_add(config.status_wait);
-    let store = &meeting.store.clone();
+    let (store, host) = (&meeting.store.clone(), meeting.host);
     let asked = {
         let (place, config) = (place.clone(), config.clone());
         // A request to a store that has stopped lasts until the store's own time-out, and there may be several.
@@ -455,17 +462,17 @@ fn meet(
             Ok((root, met))
         }
     };
-    let silent = || store_silent(&**store, place, config);
+    let silent = || store_silent(&**store, host, config);
     let began = Instant::now();
     let answer = StoreQuery::here(store, limit, asked).unwrap_or_else(|| Err(silent()));
-    let (root, met) = answer.map_err(|error| name_store_host(error, &**store, place))?;
+    let (root, met) = answer.map_err(|error| name_store_host(error, &**store, host, place.rank))?;
     match met {
         Ok(agreed) => Ok((root, agreed)),
         // The limit has ended a request, which is no answer.
         Err(refused) if refused.is_without_answer() && began.elapsed() >= limit => Err(silent()),
         Err(refused) => {
             refused.keep_store(&notes_of(&root, place), place);
-            Err(name_store_host(refused.error, &**store, place))
+            Err(name_store_host(refused.error, &**store, host, place.rank))
         }
     }
 }

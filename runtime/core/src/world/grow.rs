@@ -4,7 +4,7 @@ use super::builder::{Meeting, config_at};
 use super::init::open_recorder;
 use super::job_secret::JobSecret;
 use super::round::Round;
-use super::session::MeetingStore;
+use super::session::{MeetingStore, StoreHost};
 use super::{World, WorldBuilder, WorldShared};
 use crate::backend::BackendSet;
 use crate::config::Config;
@@ -152,7 +152,7 @@ impl WorldShared {
             );
             Error::new(ErrorKind::Io, message)
         })?;
-        let store = MeetingStore::of_unknown_past(self.store.clone());
+        let store = MeetingStore::of_unknown_past(self.store.clone(), StoreHost::of(&place));
         let met = JobSecret::of(&config, &place).and_then(|secret| {
             let ring = Some(ring.clone());
             Meeting::hold(place, config, (store, secret), ring, deadline)

@@ -11,6 +11,7 @@ use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, StoreQuery, abs
 use crate::tuning::Tuning;
 use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
+use crate::world::session::StoreHost;
 use rcomm_recorder::model::{Rank, text};
 use rcomm_recorder::publish::Secret;
 use rcomm_recorder::record::{
@@ -183,27 +184,34 @@ impl From<Error> for Refused {
 /// Names the server of the store in the error of a request that the store did not answer. Any other error stays as it
 /// is.
 ///
-/// `place` is that of a rank that does not serve the store itself.
-pub(crate) fn name_store_host(error: Error, store: &dyn Store, place: &Rendezvous) -> Error {
-    if error.kind() != ErrorKind::Timeout || !error.ranks().is_empty() || place.serves_store() {
+/// The error of a rank whose own process serves the store stays, too.
+pub(crate) fn name_store_host(
+    error: Error,
+    store: &dyn Store,
+    host: StoreHost,
+    own_rank: Rank,
+) -> Error {
+    if error.kind() != ErrorKind::Timeout || !error.ranks().is_empty() || store.server().is_none() {
         return error;
     }
-    match (store.server(), place.uses_agent_store) {
-        (None, _) => error,
-        (Some(_), true) => error.with_more("the launcher or the program serves the store"),
-        (Some(_), false) => error.with_rank(0).with_more("rank 0 serves the store"),
+    match host {
+        StoreHost::Rank0 if own_rank == 0 => error,
+        StoreHost::Rank0 => error.with_rank(0).with_more("rank 0 serves the store"),
+        StoreHost::Other => error.with_more("the launcher or the program serves the store"),
     }
 }
 
 /// The error of a rendezvous in which the store has not replied by the deadline, nor within [`Config::status_wait`]
 /// after it.
-pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Config) -> Error {
-    let which_store = match (store.server(), place.uses_agent_store) {
+pub(crate) fn store_silent(store: &dyn Store, host: StoreHost, config: &Config) -> Error {
+    let which_store = match (store.server(), host) {
         (None, _) => "the store".to_owned(),
-        (Some(server), true) => {
+        (Some(server), StoreHost::Other) => {
             format!("the store at {server}, which the launcher or the program serves,")
         }
-        (Some(server), false) => format!("the store at {server}, which rank 0 serves,"),
+        (Some(server), StoreHost::Rank0) => {
+            format!("the store at {server}, which rank 0 serves,")
+        }
     };
     let message = format!(
         "{which_store} did not answer within {} of the start and {} more: its process or the network to it may have \
@@ -212,9 +220,9 @@ pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Confi
         text::duration(config.status_wait),
     );
     let error = Error::new(ErrorKind::Timeout, message);
-    match store.server().is_some() && !place.uses_agent_store {
-        true => error.with_rank(0),
-        false => error,
+    match (store.server(), host) {
+        (Some(_), StoreHost::Rank0) => error.with_rank(0),
+        _ => error,
     }
 }
 

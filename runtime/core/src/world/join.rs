@@ -5,7 +5,7 @@ use super::grow::place_in;
 use super::init::open_recorder;
 use super::job_secret::JobSecret;
 use super::round::Round;
-use super::session::MeetingStore;
+use super::session::{MeetingStore, StoreHost};
 use super::{World, WorldBuilder, session};
 use crate::backend::BackendSet;
 use crate::config::rendezvous::Rendezvous;
@@ -66,7 +66,7 @@ pub(super) fn join<B: BackendSet>(
                 let place = place_in(&place, &round);
                 let config = config_at(&builder.config, &place);
                 let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
-                let store = MeetingStore::of_unknown_past(store.clone());
+                let store = MeetingStore::of_unknown_past(store.clone(), StoreHost::of(&place));
                 let met = JobSecret::of(&config, &place).and_then(|secret| {
                     Meeting::hold(place, config, (store, secret), ring.clone(), deadline)
                 });

@@ -52,18 +52,39 @@ pub(super) fn count_ended_world(store: &dyn Store, attempt: u32) -> Result<()> {
     store.add(&ended_worlds_key(attempt), 1).map(drop)
 }
 
+/// Whose process serves the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoreHost {
+    /// Rank 0's.
+    Rank0,
+    /// The launcher's, or another one that the program has chosen; it may not be known which.
+    Other,
+}
+
+impl StoreHost {
+    /// Who serves the store of a rank at this place, if nothing more is known.
+    pub(super) fn of(place: &Rendezvous) -> Self {
+        match place.uses_agent_store {
+            true => Self::Other,
+            false => Self::Rank0,
+        }
+    }
+}
+
 /// The store through which the ranks of a new world meet.
 pub(super) struct MeetingStore {
     pub(super) store: Arc<dyn Store>,
+    pub(super) host: StoreHost,
     /// Whether it is known that no world of this attempt has ended in it, so that it need not be asked.
     pub(super) is_first: bool,
 }
 
 impl MeetingStore {
     /// A store that may have served worlds of this attempt before.
-    pub(super) fn of_unknown_past(store: Arc<dyn Store>) -> Self {
+    pub(super) fn of_unknown_past(store: Arc<dyn Store>, host: StoreHost) -> Self {
         Self {
             store,
+            host,
             is_first: false,
         }
     }
@@ -105,7 +126,7 @@ pub(super) fn connect(
             Ok(_) => None,
             // The store was closed before it replied.
             Err(error) if error.kind() == ErrorKind::Store => Some(error),
-            Err(error) => return Err(name_store_host(error, &store, place)),
+            Err(error) => return Err(name_store_host(error, &store, StoreHost::Rank0, place.rank)),
         };
         if deadline.remaining().is_zero() {
             let (host, port) = (&place.master_addr, place.master_port);

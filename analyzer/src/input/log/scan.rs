@@ -9,13 +9,14 @@ pub(super) fn between<'a>(text: &'a str, before: &str, after: &[char]) -> Option
     Some(rest.split(after).next().unwrap_or(rest))
 }
 
-/// The number after `before` and spaces, possibly negative.
+/// The whole number after the first `before` and spaces, possibly negative; `None` if there is none, or if it does not
+/// fit in an `N`. Of `3.5` it is 3.
 pub(super) fn number_after<N: std::str::FromStr>(text: &str, before: &str) -> Option<N> {
     let (_, rest) = text.split_once(before)?;
     leading_number(rest.trim_start()).map(|(number, _)| number)
 }
 
-/// The number at the start, possibly negative, and the rest of the text.
+/// The whole number at the start, possibly negative, and the rest of the text; `None` as for [`number_after`].
 pub(super) fn leading_number<N: std::str::FromStr>(text: &str) -> Option<(N, &str)> {
     let sign = usize::from(text.starts_with('-'));
     let digits = text[sign..]
@@ -25,8 +26,8 @@ pub(super) fn leading_number<N: std::str::FromStr>(text: &str) -> Option<(N, &st
     Some((number.parse().ok()?, rest))
 }
 
-/// The ranks in a list such as `4, 5, 6`, ascending; the first entry that is not a number ends the list, and at most
-/// 65,536 entries are read.
+/// The ranks in a list such as `4, 5, 6`, ascending, each once; the first entry that is not a number ends the list, and
+/// at most 65,536 entries are read.
 pub(super) fn ranks(text: &str) -> Vec<Rank> {
     const MAX_ENTRIES: usize = 1 << 16;
     let mut ranks: Vec<Rank> = text

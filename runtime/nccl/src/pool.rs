@@ -131,8 +131,8 @@ impl MemoryPool {
     /// Allocates a segment, with undefined contents, and registers it with the groups of the pool. Returns its address.
     ///
     /// # Blocking
-    /// For other calls on the pool, and until no launch of a group is in progress, at most 30 seconds for each
-    /// registration.
+    /// Until other calls on the pool have ended. Then, for each registration, until no launch of its group is in
+    /// progress, for at most 30 seconds.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, or more than the address space; `Backend` if there is not enough memory; the
@@ -199,15 +199,15 @@ impl MemoryPool {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;
         groups.retain(|it| it.backend.strong_count() > 0);
-        let at = groups.iter().position(|it| it.has_backend(backend));
-        let at = at.unwrap_or_else(|| {
+        let position = groups.iter().position(|it| it.has_backend(backend));
+        let position = position.unwrap_or_else(|| {
             groups.push(PoolGroup {
                 backend: Arc::downgrade(backend),
                 registered: BTreeMap::new(),
             });
             groups.len() - 1
         });
-        groups[at].register_all(segments)
+        groups[position].register_all(segments)
     }
 
     /// Undoes [`register_with`](Self::register_with).
@@ -221,15 +221,15 @@ impl MemoryPool {
     pub fn deregister_from(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;
-        let Some(at) = groups.iter().position(|it| it.has_backend(backend)) else {
+        let Some(position) = groups.iter().position(|it| it.has_backend(backend)) else {
             return Err(refuse(
                 "the pool is not registered with this group".to_owned(),
             ));
         };
         segments
             .keys()
-            .try_for_each(|&segment| groups[at].deregister(segment))?;
-        groups.swap_remove(at);
+            .try_for_each(|&at| groups[position].deregister(at))?;
+        groups.swap_remove(position);
         Ok(())
     }
 
@@ -268,15 +268,15 @@ impl MemoryPool {
     }
 }
 
-/// Calls `call` with the installed pool of a device. An error or a panic is logged, with the name `action`, since
-/// the caller cannot return it.
+/// Calls `call` with the installed pool of a device. Returns `None` after an error or a panic, which is logged, since
+/// the caller cannot return it. `action` is the subject of that message.
 fn with_installed<T>(
     device: c_int,
     action: &str,
     call: impl FnOnce(&MemoryPool) -> Result<T>,
 ) -> Option<T> {
     let called = catch_unwind(AssertUnwindSafe(|| {
-        // The pools are not locked during the call, which may wait.
+        // `INSTALLED` is not locked during the call, which may wait.
         let pool = installed().get(&device).cloned();
         let pool = pool.ok_or_else(|| refuse(format!("no pool is installed for cuda:{device}")))?;
         call(&pool)
@@ -300,7 +300,9 @@ fn with_installed<T>(
 /// None: no argument is dereferenced.
 unsafe extern "C" fn allocate_segment(size: isize, device: c_int, _: *mut c_void) -> *mut c_void {
     let at = with_installed(device, "the allocation of a segment", |pool| {
-        pool.allocate(usize::try_from(size).unwrap_or(0))
+        let bytes = usize::try_from(size)
+            .map_err(|_| refuse(format!("a segment cannot have {size} bytes")))?;
+        pool.allocate(bytes)
     });
     let at = at.and_then(|at| usize::try_from(at).ok());
     at.map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut)

@@ -47,7 +47,7 @@ impl<T: Gradient> Reducer<T> {
     /// for others on other ranks: models that it has changed may differ.
     pub fn finish_each(&mut self, mut each: impl FnMut(usize, &mut [T])) -> Result<()> {
         self.check_used()?;
-        self.begin()?;
+        self.take_part()?;
         self.complete(true, &mut each)
     }
 
@@ -68,10 +68,14 @@ impl<T: Gradient> Reducer<T> {
 
     /// Refuses a step in which a parameter that must have a gradient has none.
     pub(super) fn check_used(&self) -> Result<()> {
-        let is_static = !self.uses.is_empty();
+        let is_static = !self.used_in_first_step.is_empty();
         let all_required = self.options.unused == UnusedParameters::Refuse;
-        let is_required =
-            |parameter: usize| self.uses.get(parameter).copied().unwrap_or(all_required);
+        let is_required = |parameter: usize| {
+            self.used_in_first_step
+                .get(parameter)
+                .copied()
+                .unwrap_or(all_required)
+        };
         let states = self.step.states.iter().enumerate();
         let missing = states.filter(|&(parameter, state)| {
             *state == GradientState::Absent && is_required(parameter)
@@ -100,8 +104,8 @@ impl<T: Gradient> Reducer<T> {
 
     /// Starts the all-reduce that counts the ranks with input, the *vote*; `own_vote` is 1 if this rank has input, else
     /// 0.
-    pub(super) fn vote(&mut self, own_vote: u32) -> Result<Work<Vec<u32>>> {
-        let mut vote = std::mem::take(&mut self.vote);
+    pub(super) fn start_vote(&mut self, own_vote: u32) -> Result<Work<Vec<u32>>> {
+        let mut vote = std::mem::take(&mut self.vote_memory);
         vote.clear();
         vote.push(own_vote);
         let (group, spare) = (&self.group, &mut self.spare);
@@ -110,8 +114,8 @@ impl<T: Gradient> Reducer<T> {
 
     /// Waits for the vote; returns how many ranks have input.
     pub(super) fn count(&mut self, vote: Work<Vec<u32>>) -> Result<u32> {
-        self.vote = vote.wait_keeping(&mut self.spare)?;
-        Ok(self.vote.first().copied().unwrap_or(0))
+        self.vote_memory = vote.wait_keeping(&mut self.spare)?;
+        Ok(self.vote_memory.first().copied().unwrap_or(0))
     }
 
     /// Ends a step that has begun. `has_input` is whether this rank has computed gradients in it; `each` is that of
@@ -138,7 +142,7 @@ impl<T: Gradient> Reducer<T> {
         let used_anywhere = match self.options.unused {
             UnusedParameters::Find if is_first || !self.options.static_graph => {
                 if self.options.static_graph && has_input {
-                    self.uses = used.iter().map(|&used| used != 0).collect();
+                    self.used_in_first_step = used.iter().map(|&used| used != 0).collect();
                 }
                 let (group, spare) = (&self.group, &mut self.spare);
                 Some(group.all_reduce_again(used.into(), ReduceOp::Max, spare, vec_of)?)

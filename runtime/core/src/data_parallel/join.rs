@@ -31,7 +31,7 @@ impl<T: Gradient> Reducer<T> {
         self.check_join()?;
         let mut shadowed = 0;
         loop {
-            let vote = self.vote(0)?;
+            let vote = self.start_vote(0)?;
             if self.count(vote)? == 0 {
                 break;
             }
@@ -52,7 +52,7 @@ impl<T: Gradient> Reducer<T> {
             let message = "join needs the option `uneven`, on all ranks";
             return Err(self.refuse(message.to_owned()));
         }
-        if self.step.is_touched {
+        if self.step.backward_has_begun {
             let message = "join in the middle of a step: finish it first";
             return Err(self.refuse(message.to_owned()));
         }
@@ -61,8 +61,8 @@ impl<T: Gradient> Reducer<T> {
 
     /// Takes part, without input, in a step whose vote has ended.
     pub(super) fn shadow(&mut self) -> Result<()> {
-        self.touch();
-        self.step.has_begun = true;
+        self.begin_backward();
+        self.step.takes_part = true;
         self.complete(false, &mut |_, _| {})?;
         self.has_averages = false;
         Ok(())

@@ -343,7 +343,7 @@ impl MixedReducer {
     /// Ends a step in which all parameters have the gradients that they must have.
     fn complete(&mut self) -> Result<()> {
         // A rank that has joined waits for the votes of all types before it takes part in any.
-        each!(self.reducers, reducer => reducer.begin()?);
+        each!(self.reducers, reducer => reducer.take_part()?);
         each!(self.reducers, reducer => reducer.complete(true, &mut |_, _| {})?);
         Ok(())
     }
@@ -386,7 +386,7 @@ impl MixedReducer {
         loop {
             let mut active = 0;
             each!(self.reducers, reducer => {
-                let vote = reducer.vote(0)?;
+                let vote = reducer.start_vote(0)?;
                 active = reducer.count(vote)?.max(active);
             });
             if active == 0 {

@@ -15,19 +15,21 @@ use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::ReduceOp;
 use std::fmt;
 
-/// Averages the gradients of a model over the ranks of a group, while other gradients are still computed. All
+/// Averages the gradients of a model over the ranks of a group, while the backward pass still computes others. All
 /// gradients are of one type, `T`.
 ///
 /// In a step, the program gives the gradient of each parameter, in any order, as soon as it is computed, and then calls
-/// [`finish_in_place`](Self::finish_in_place) or [`finish`](Self::finish). All ranks make the same steps.
+/// [`finish_in_place`](Self::finish_in_place), [`finish_each`](Self::finish_each) or [`finish`](Self::finish). All
+/// ranks make the same steps.
 ///
 /// A gradient is a part of its bucket, from the backward pass to the average: the program computes it in the memory of
 /// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average with
-/// [`average`](Self::average). Buckets are allocated once, and the operations of a step use the memory of earlier ones.
+/// [`average`](Self::average). Buckets are allocated at the start, and again if they are rebuilt after the first step
+/// or by [`regroup`](Self::regroup). The operations of a step use the memory of earlier ones.
 /// [`ready`](Self::ready) copies a gradient from elsewhere. Without a hook, the data sent lie in memory of the group's
 /// backend ([`ProcessGroup::allocate`]), if it has such memory on the host: on the CPU, ranks of a host then work in
-/// each other's buckets. Each bucket takes a file descriptor there, and a child that this process forks shares the
-/// memory.
+/// each other's buckets. In such memory each bucket takes a file descriptor, and a child that this process forks shares
+/// the bucket.
 ///
 /// To accumulate gradients over several backward passes, call [`accumulate`](Self::accumulate) in each but the last:
 /// nothing is sent. In the last pass [`ready`](Self::ready) adds what it gets.
@@ -52,7 +54,7 @@ pub struct Reducer<T = f32> {
     /// Memory for buckets that are sent in a narrower type.
     pub(super) narrow: Narrow,
     pub(super) step: Step<T>,
-    /// How many steps have ended.
+    /// How many steps have ended since the start or the last `regroup`.
     pub(super) steps: u64,
     /// Whether the memory holds the averages of the last step.
     pub(super) has_averages: bool,
@@ -61,9 +63,9 @@ pub struct Reducer<T = f32> {
     pub(super) used_anywhere: Vec<u8>,
     /// With a static graph in which parameters may be unused: for each parameter, whether this rank has used it in the
     /// first step. Empty until that step ends, and on a rank that had no input in it.
-    pub(super) uses: Vec<bool>,
+    pub(super) used_in_first_step: Vec<bool>,
     /// Memory for the all-reduce that counts the ranks with input.
-    pub(super) vote: Vec<u32>,
+    pub(super) vote_memory: Vec<u32>,
     /// Operations of earlier steps, whose memory is used again.
     pub(super) spare: SpareOps,
     pub(super) meter: Meter,
@@ -73,12 +75,12 @@ impl<T: Gradient> Reducer<T> {
     /// Makes a reducer for a model with these parameters. All ranks of the group call this.
     ///
     /// # Blocking
-    /// Until all ranks have called it, since names and shapes are compared.
+    /// Until all ranks have called it, since names, shapes and sparse parameters are compared, or the group's time-out
+    /// has passed.
     ///
     /// # Errors
-    /// `Mismatch` names a rank and the first parameter that differs there; `InvalidArgument` names a
-    /// parameter whose shape does not fit in memory, or an option that does not fit another. Otherwise the group's
-    /// error.
+    /// `Mismatch` names a rank and the first difference there; `InvalidArgument` names a parameter whose shape does not
+    /// fit in memory, or an option that does not fit the model or another option. Otherwise the group's error.
     pub fn new(
         group: &ProcessGroup,
         parameters: Vec<Parameter>,
@@ -117,8 +119,8 @@ impl<T: Gradient> Reducer<T> {
             step: Step::default(),
             steps: 0,
             has_averages: false,
-            uses: Vec::new(),
-            vote: Vec::new(),
+            used_in_first_step: Vec::new(),
+            vote_memory: Vec::new(),
             spare: SpareOps::default(),
             meter: Meter::new(),
         };
@@ -204,15 +206,16 @@ impl<T: Gradient> Reducer<T> {
         check_values(&self.group, &self.parameters, values)
     }
 
-    /// The memory of a parameter's gradient in its bucket, to compute the gradient there. It holds what was accumulated
-    /// in this step, and zeros before. [`mark_ready`](Self::mark_ready) says that the gradient is complete.
+    /// The memory of a parameter's gradient in its bucket, to compute the gradient there. It holds what was written or
+    /// accumulated in this step so far; zeros if nothing was. [`mark_ready`](Self::mark_ready) says that the
+    /// gradient is complete.
     ///
     /// # Errors
     /// `InvalidArgument` if there is no such parameter, if its gradient is ready, if it is sparse, or if the graph is
     /// static and it had no gradient in the first step.
     pub fn gradient_mut(&mut self, parameter: usize) -> Result<&mut [T]> {
         self.check_dense(parameter)?;
-        self.touch();
+        self.begin_backward();
         let is_new = self.step.states[parameter] == GradientState::Absent;
         self.step.states[parameter] = GradientState::Partial;
         let part = self.part_mut(parameter);
@@ -222,16 +225,16 @@ impl<T: Gradient> Reducer<T> {
         Ok(part)
     }
 
-    /// Says that the gradient in [`gradient_mut`](Self::gradient_mut) is complete. Sends the parameter's bucket if it
-    /// is now full and all buckets before it have been sent.
+    /// Says that the gradient in the memory of [`gradient_mut`](Self::gradient_mut) is complete. If the parameter's
+    /// bucket is now full and all before it have been sent, sends it and the full ones that follow it.
     ///
     /// # Blocking
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
     /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this
-    /// step, or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); otherwise the
-    /// error of the hook or the group.
+    /// step. If the step has failed before, the reason why the group takes no more operations, or `InvalidArgument` if
+    /// it takes them: the reducer then needs [`regroup`](Self::regroup). Otherwise the error of the hook or the group.
     pub fn mark_ready(&mut self, parameter: usize) -> Result<()> {
         self.check_dense(parameter)?;
         if self.step.states[parameter] == GradientState::Absent {
@@ -240,12 +243,12 @@ impl<T: Gradient> Reducer<T> {
                 "{name} cannot be ready: it has no gradient in this step"
             )));
         }
-        self.begin()?;
+        self.take_part()?;
         self.note_ready(parameter);
         self.send_full_buckets()
     }
 
-    /// Adds to the gradient of a parameter, and sends nothing: for every backward pass but the last of a step, as
+    /// Adds to the gradient of a parameter, and sends nothing: for every backward pass but the last of a step, like
     /// `no_sync` of PyTorch's DistributedDataParallel.
     ///
     /// # Errors
@@ -259,7 +262,7 @@ impl<T: Gradient> Reducer<T> {
             let message = format!("the gradient of {name} has {given} elements, not {len}");
             return Err(self.refuse(message));
         }
-        self.touch();
+        self.begin_backward();
         let state = &mut self.step.states[parameter];
         let is_new = *state == GradientState::Absent;
         *state = GradientState::Partial;
@@ -274,16 +277,17 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
-    /// Takes the gradient of a parameter, in addition to what was accumulated in this step. Sends the parameter's
-    /// bucket if it is now full and all buckets before it have been sent.
+    /// Takes the gradient of a parameter, in addition to what was accumulated in this step. If the parameter's bucket
+    /// is now full and all before it have been sent, sends it and the full ones that follow it.
     ///
     /// # Blocking
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
     /// Same as [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
-    /// shape, or if the step has failed before, after which the reducer needs [`regroup`](Self::regroup); in these
-    /// cases nothing was sent. Otherwise the error of the hook or the group.
+    /// shape. If the step has failed before, the reason why the group takes no more operations, or `InvalidArgument` if
+    /// it takes them: the reducer then needs [`regroup`](Self::regroup). In these cases nothing was sent. Otherwise the
+    /// error of the hook or the group.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.accumulate(parameter, gradient)?;
         self.mark_ready(parameter)
@@ -293,8 +297,10 @@ impl<T: Gradient> Reducer<T> {
     /// being zero.
     ///
     /// # Errors
-    /// Those of [`ready`](Self::ready), and `InvalidArgument` if the parameter is not sparse, or if the shape is not
-    /// the parameter's with one sparse dimension.
+    /// `InvalidArgument` if there is no such parameter, if it is not sparse, if its gradient is ready, if the graph is
+    /// static and it had no gradient in the first step, or if the shape is not the parameter's with one sparse
+    /// dimension. If the step has failed before, as for [`ready`](Self::ready). Otherwise the error of the hook or the
+    /// group.
     pub fn ready_sparse(&mut self, parameter: usize, gradient: SparseTensor<T>) -> Result<()> {
         self.check_open(parameter)?;
         let declared = &self.parameters[parameter];
@@ -312,7 +318,7 @@ impl<T: Gradient> Reducer<T> {
             );
             return Err(self.refuse(message));
         }
-        self.begin()?;
+        self.take_part()?;
         self.step.states[parameter] = GradientState::Partial;
         self.sparse[self.layout.places[parameter].bucket] = Some(gradient);
         self.note_ready(parameter);
@@ -364,34 +370,35 @@ impl<T: Gradient> Reducer<T> {
     }
 
     /// Begins the backward pass of the step, unless it has begun. The memory no longer holds averages then.
-    pub(super) fn touch(&mut self) {
-        if !self.step.is_touched {
-            self.step.is_touched = true;
+    pub(super) fn begin_backward(&mut self) {
+        if !self.step.backward_has_begun {
+            self.step.backward_has_begun = true;
             self.has_averages = false;
             self.sparse.iter_mut().for_each(|sum| *sum = None);
             self.meter.begin_backward();
         }
     }
 
-    /// Begins to send: from now on this rank takes part in the step. Refuses a step that has failed, whose buckets
-    /// may have lost their memory.
-    pub(super) fn begin(&mut self) -> Result<()> {
+    /// Makes this rank take part in the step, unless it does already: starts the vote on uneven inputs, and counts as
+    /// ready what this rank does not use of a static graph. Refuses a step that has failed, whose buckets may have lost
+    /// their memory.
+    pub(super) fn take_part(&mut self) -> Result<()> {
         if self.step.has_failed {
             let message = "this step has failed before: call regroup before the next step";
             let refused = self.group.refusal().cloned();
             return Err(refused.unwrap_or_else(|| self.refuse(message.to_owned())));
         }
-        self.touch();
-        if self.step.has_begun {
+        self.begin_backward();
+        if self.step.takes_part {
             return Ok(());
         }
-        self.step.has_begun = true;
+        self.step.takes_part = true;
         if self.options.uneven != UnevenInputs::No {
-            self.step.vote = Some(self.vote(1)?);
+            self.step.vote = Some(self.start_vote(1)?);
         }
         // With a static graph, no bucket waits for a parameter that this rank does not use.
-        for parameter in 0..self.uses.len() {
-            if !self.uses[parameter] {
+        for parameter in 0..self.used_in_first_step.len() {
+            if !self.used_in_first_step[parameter] {
                 self.step.states[parameter] = GradientState::Absent;
                 self.complete_gradient(parameter);
             }
@@ -479,14 +486,14 @@ impl<T: Gradient> Reducer<T> {
         SparseTensor::new(shape, 1, Vec::new(), Vec::new())
     }
 
-    /// Refuses a parameter that may get no gradient now.
+    /// Refuses a parameter that must not get a gradient now.
     fn check_open(&self, parameter: usize) -> Result<()> {
         let Some(declared) = self.parameters.get(parameter) else {
             let count = self.parameters.len();
             return Err(self.refuse(format!("there is no parameter {parameter} of {count}")));
         };
         let name = &declared.name;
-        if self.uses.get(parameter) == Some(&false) {
+        if self.used_in_first_step.get(parameter) == Some(&false) {
             let message = format!(
                 "{name} had no gradient in the first step, and has one now: the graph is not static"
             );

@@ -35,7 +35,7 @@ impl<T: Gradient> Reducer<T> {
         self.narrow = Narrow::new(self.options.wire);
         self.has_averages = false;
         self.used_anywhere = vec![1; self.parameters.len()];
-        self.uses.clear();
+        self.used_in_first_step.clear();
         self.steps = 0;
         self.meter = Meter::new();
         self.allocate();
@@ -53,7 +53,7 @@ impl<T: Gradient> Reducer<T> {
             return Err(wire_with_hook(self.options.wire).in_group(self.group.desc()));
         }
         // The error may be that of another group, as the local one of post-local SGD, while this one is still open.
-        if self.step.is_touched && !self.step.has_failed && self.group.refusal().is_none() {
+        if self.step.backward_has_begun && !self.step.has_failed && self.group.refusal().is_none() {
             let message = "a hook is set between steps: finish the step first";
             return Err(self.refuse(message.to_owned()));
         }

@@ -47,10 +47,10 @@ pub(super) struct Step<T> {
     pub(super) under_way: Vec<UnderWay<T>>,
     /// The all-reduce that counts the ranks that have input.
     pub(super) vote: Option<Work<Vec<u32>>>,
-    /// Whether the step's backward pass has begun (`Reducer::touch`).
-    pub(super) is_touched: bool,
+    /// Whether the step's backward pass has begun (`Reducer::begin_backward`).
+    pub(super) backward_has_begun: bool,
     /// Whether this rank takes part in the step.
-    pub(super) has_begun: bool,
+    pub(super) takes_part: bool,
     /// Whether the step has failed on this rank, in a `MixedReducer` for any of the types: it cannot be finished.
     pub(super) has_failed: bool,
 }
@@ -64,8 +64,8 @@ impl<T> Default for Step<T> {
             missing: Vec::new(),
             under_way: Vec::new(),
             vote: None,
-            is_touched: false,
-            has_begun: false,
+            backward_has_begun: false,
+            takes_part: false,
             has_failed: false,
         }
     }
@@ -86,8 +86,8 @@ impl<T> Step<T> {
         self.under_way.clear();
         self.under_way.reserve(layout.buckets.len());
         self.vote = None;
-        self.is_touched = false;
-        self.has_begun = false;
+        self.backward_has_begun = false;
+        self.takes_part = false;
         self.has_failed = false;
     }
 }

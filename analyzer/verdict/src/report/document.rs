@@ -1,7 +1,7 @@
 //! The result of an analysis: one type for the command line, the terminal and the browser.
 
-use crate::report::{Code, Finding, GroupRef, SeqKind, Severity, Until};
-use rcomm_recorder::model::{Frame, Rank};
+use crate::report::{Code, Finding, GroupRef, SeqKind, Severity, StackNode, Until};
+use rcomm_recorder::model::Rank;
 use serde::{Deserialize, Serialize};
 
 /// The result of an analysis.
@@ -524,75 +524,4 @@ pub struct Wait {
     pub seq: u64,
     /// The counter of `seq`.
     pub seq_kind: SeqKind,
-}
-
-/// One frame of the merged stacks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StackNode {
-    /// Name of the function.
-    pub name: String,
-    /// Path of the source file.
-    pub filename: String,
-    /// Line number; 0 if unknown.
-    pub line: u32,
-    /// Ranks whose newest call passes through this frame, ascending.
-    pub ranks: Vec<Rank>,
-    /// Frames called from here.
-    pub children: Vec<StackNode>,
-}
-
-impl StackNode {
-    /// Merges call stacks. Each consists of its frames, from the outermost inward, and the ranks that have it.
-    pub fn merge<'a, F>(stacks: impl Iterator<Item = (F, Vec<Rank>)>) -> Vec<Self>
-    where
-        F: Iterator<Item = &'a Frame>,
-    {
-        let mut roots: Vec<Self> = Vec::new();
-        for (frames, ranks) in stacks {
-            let mut level = &mut roots;
-            for frame in frames {
-                let known = level.iter().position(|node| {
-                    node.name == frame.name
-                        && node.filename == frame.filename
-                        && node.line == frame.line
-                });
-                let index = known.unwrap_or_else(|| {
-                    level.push(Self {
-                        name: frame.name.clone(),
-                        filename: frame.filename.clone(),
-                        line: frame.line,
-                        ranks: Vec::new(),
-                        children: Vec::new(),
-                    });
-                    level.len() - 1
-                });
-                level[index].ranks.extend(&ranks);
-                level = &mut level[index].children;
-            }
-        }
-        sort_stacks(&mut roots);
-        roots
-    }
-
-    /// The ranks in the calling frame, `caller`, that are not in this one, ascending: they called something else or
-    /// stopped in the calling frame.
-    pub fn not_here(&self, caller: &[Rank]) -> Vec<Rank> {
-        let elsewhere = caller.iter().copied();
-        elsewhere
-            .filter(|rank| self.ranks.binary_search(rank).is_err())
-            .collect()
-    }
-}
-
-/// Sorts the frames of each level by file, line and name, and the ranks of each frame.
-fn sort_stacks(nodes: &mut [StackNode]) {
-    for node in nodes.iter_mut() {
-        node.ranks.sort_unstable();
-        node.ranks.dedup();
-        // Recorders write a few hundred frames at most, which bounds this recursion.
-        sort_stacks(&mut node.children);
-    }
-    nodes.sort_by(|a, b| {
-        (&a.filename, a.line, &a.name, &a.ranks).cmp(&(&b.filename, b.line, &b.name, &b.ranks))
-    });
 }

@@ -14,7 +14,7 @@ pub struct Report {
     /// Errors first, then warnings; in each, root causes before consequences, then by confidence. What logs show is the
     /// first finding if the records show no error.
     pub findings: Vec<Finding>,
-    /// Problems of the input.
+    /// Problems of the input, and other notes that are not findings.
     pub problems: Vec<Problem>,
     /// How the job ended; `None` while one of its processes may live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,8 +36,8 @@ pub struct Report {
     /// The stacks of all ranks' newest calls, merged from the outermost frame inward.
     #[serde(default)]
     pub stacks: Vec<StackNode>,
-    /// Where ranks were when their stacks were taken, from files with stacks: the place with the fewest ranks first. Of
-    /// a rank without a Python stack, a function below Python.
+    /// Where ranks were when their stacks were taken, from files with stacks: the place with the fewest ranks first.
+    /// For a rank without a Python stack, the place is a native function.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub now: Vec<Place>,
 }
@@ -83,8 +83,8 @@ impl Report {
         instances.filter(|instance| instance.state != InstanceState::Failed)
     }
 
-    /// The error with which a rank's operations failed; `None` if one is pending, if the newest did not fail, or if the
-    /// report lacks the rank.
+    /// The error with which a rank's operations failed, empty if it is not recorded; `None` if one is pending, if the
+    /// newest did not fail, or if the report lacks the rank.
     pub fn failure(&self, rank: Rank) -> Option<&str> {
         let index = self
             .ranks
@@ -131,19 +131,19 @@ impl Report {
         findings.find(|finding| finding.severity != Severity::Note && !over)
     }
 
-    /// Whether a stuck job does not wait any more: the first error is that a rank failed (E150), and every operation of
-    /// the other ranks that did not end has failed. False if one of them was not read.
+    /// Whether a stuck job does not wait any more: the first error is that a rank failed (E150), no other rank is in an
+    /// operation any more, and at least one rank recorded a failure. False if one of the others was not read.
     pub fn has_failed(&self) -> bool {
         let is_cause = |f: &&Finding| f.severity == Severity::Error && f.caused_by.is_none();
         let mut causes = self.findings.iter().filter(is_cause);
         let Some(first) = causes.next().filter(|first| first.code == Code::E150) else {
             return false;
         };
-        let has_left = |row: &RankReport| {
+        let does_not_wait = |row: &RankReport| {
             first.culprit_ranks.contains(&row.rank) || row.read && row.pending == 0
         };
         self.verdict == Verdict::Stuck
-            && self.ranks.iter().all(has_left)
+            && self.ranks.iter().all(does_not_wait)
             && self.ranks.iter().any(|row| row.failure.is_some())
     }
 
@@ -158,7 +158,8 @@ impl Report {
     }
 
     /// The sentence of the note N305 of a running job that is inconclusive: ranks have stopped communicating with
-    /// nothing pending, or one failed that no other waits for yet. `None` for other jobs.
+    /// nothing pending, one failed that no other waits for yet, or no rank has issued an operation. `None` for other
+    /// jobs.
     pub fn silence(&self) -> Option<&str> {
         let mut problems = self.problems.iter();
         let is_silent = self.verdict == Verdict::Inconclusive && self.end.is_none();
@@ -188,7 +189,8 @@ impl Report {
 pub enum Verdict {
     /// Every expected rank was read, and nothing recorded is pending or wrong.
     Healthy,
-    /// The job runs: work is pending, or was a moment ago in a live view, and none of it is overdue.
+    /// The job runs: operations are pending, or were a moment ago in a live view, and none is overdue. A store that
+    /// does not answer (E153) does not change that.
     Running,
     /// An operation does not end, and ranks wait in it.
     Stuck,
@@ -196,7 +198,7 @@ pub enum Verdict {
     Mismatch,
     /// There is no error, but a rank is repeatedly late.
     Slow,
-    /// The job is over: every process closed its record, or exited with 0.
+    /// The job is over: every process closed its world, or exited with 0.
     Ended,
     /// The job is over: it was terminated from outside, and nothing was wrong before.
     Cancelled,
@@ -269,7 +271,7 @@ fn is_first(attempt: &u32) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndKind {
-    /// Every process closed its record, or exited with 0.
+    /// Every process closed its world, or exited with 0.
     Ended,
     /// The job was terminated from outside.
     Cancelled,
@@ -284,9 +286,9 @@ pub enum EndKind {
 pub struct Problem {
     /// N300, N301, ...
     pub code: Code,
-    /// The file (or source); empty if the problem concerns no single one.
+    /// The file (or source); empty if the problem is not about a particular one.
     pub path: String,
-    /// What is wrong with the input and what was done, in one sentence.
+    /// What is wrong or not known, and what was done or can be done.
     pub sentence: String,
     /// Further files that the problem concerns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -294,7 +296,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// N300: the input at `path` was left aside because it belongs to another run, shape or time.
+    /// N300: the input at `path` was left aside, or was read although it may be older than the others, or with a
+    /// rank that its name does not state; `sentence` says why.
     pub fn stale_dump(path: impl Into<String>, sentence: impl Into<String>) -> Self {
         Self::new(Code::N300, path, sentence)
     }
@@ -313,7 +316,7 @@ impl Problem {
         }
     }
 
-    /// The files (or sources) that the problem concerns; none if it concerns no single ones.
+    /// The files (or sources) that the problem concerns; none if it is not about particular ones.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         let more = self.more_paths.iter().map(String::as_str);
         Some(self.path.as_str())
@@ -349,7 +352,8 @@ pub struct LogInput {
     pub files: usize,
     /// The number of lines in these logs.
     pub lines: u64,
-    /// The number of facts that were recognized and used.
+    /// The number of facts that were recognized and used. A fact is a line that states something about the end or the
+    /// state of the job.
     pub facts: u64,
     /// The number of facts about other attempts of the job than the one that is judged; not used.
     #[serde(default)]
@@ -369,15 +373,16 @@ pub struct GroupReport {
     pub backend: String,
     /// Number of the newest collective that any member issued; `None` if none did.
     pub last_seq: Option<u64>,
-    /// Number of the newest collective that the member furthest behind issued; `None` if it issued none.
+    /// The lowest number of a newest collective among the members that issued one; `None` if none did.
     pub min_seq: Option<u64>,
     /// The number of members whose record was read.
     pub ranks_read: usize,
-    /// The number of pending collectives.
+    /// The number of pending collectives, without those that have failed.
     pub in_flight: usize,
     /// Age of the oldest pending collective, ms; `None` if there is none or times are unknown.
     pub oldest_ms: Option<f64>,
-    /// Arrival lag over the recorded collectives, ms: median; `None` if it was not measured.
+    /// How much later the last member arrived than the first (arrival lag), ms: median over the recorded collectives;
+    /// `None` if it was not measured.
     pub lag_p50_ms: Option<f64>,
     /// Arrival lag, ms: 99th percentile; `None` if it was not measured.
     pub lag_p99_ms: Option<f64>,
@@ -416,11 +421,11 @@ pub struct RankReport {
     /// The largest of the rank's median arrival lags in its groups, ms; `None` if none was measured.
     pub lag_p50_ms: Option<f64>,
     /// The share of the job's time that was lost because of the rank, 0..1, by the rule of W220. The sum over all ranks
-    /// is the whole share that was lost. `None` if that is unknown or the job is stuck.
+    /// is the whole share that was lost. `None` if that is unknown or an error was found.
     pub lag_share: Option<f64>,
 }
 
-/// One collective or one message over all its ranks.
+/// One collective over all its ranks, or the messages that one rank posted together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceReport {
     /// The group.
@@ -431,12 +436,12 @@ pub struct InstanceReport {
     pub seq_kind: SeqKind,
     /// The operation.
     pub op: String,
-    /// Bytes: of a collective, the largest member's input; of a message, its buffer.
+    /// Bytes: of a collective, the largest input of a member; of a message, its buffer.
     pub bytes: u64,
-    /// If members must pass equal sizes and did not, the smallest member's input, bytes; else `None`.
+    /// If members must pass equal sizes and did not, the smallest input of a member, bytes; else `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_bytes: Option<u64>,
-    /// Ranks that issued the operation, ascending.
+    /// Ranks that issued the operation, ascending; of messages, the rank that posted them.
     pub joined: Vec<Rank>,
     /// Members whose record shows that they did not issue the operation, ascending.
     pub missing: Vec<Rank>,
@@ -451,12 +456,12 @@ pub struct InstanceReport {
     pub age_ms: Option<f64>,
     /// Whether the operation counts as stuck. In a snapshot of a running job, only overdue operations do
     /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); no rank is blamed for the others.
-    #[serde(default = "is_overdue")]
+    #[serde(default = "overdue_by_default")]
     pub overdue: bool,
 }
 
-/// Reports without this field listed only overdue instances.
-const fn is_overdue() -> bool {
+/// Reports without this field listed only overdue operations.
+const fn overdue_by_default() -> bool {
     true
 }
 
@@ -474,7 +479,7 @@ pub enum InstanceState {
     HalfOpen,
     /// Members issued different calls.
     Mismatch,
-    /// The operation has failed on the ranks that issued it: none is in it any more.
+    /// The operation has failed on a rank, and no rank is in it any more.
     Failed,
 }
 

@@ -3,6 +3,10 @@
 use rcomm_recorder::model::{Frame, Rank};
 use serde::{Deserialize, Serialize};
 
+/// At most this many frames of a stack are merged. A dump may hold stacks of any length, and a tree of frames is
+/// sorted, copied, written and dropped by recursion.
+const MAX_DEPTH: usize = 512;
+
 /// One frame of the merged stacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackNode {
@@ -19,7 +23,8 @@ pub struct StackNode {
 }
 
 impl StackNode {
-    /// Merges call stacks. Each consists of its frames, from the outermost inward, and the ranks that have it.
+    /// Merges call stacks. Each consists of its frames, from the outermost inward, and the ranks that have it. Of a
+    /// stack only the outermost 512 frames are kept.
     pub fn merge<'a, F>(stacks: impl Iterator<Item = (F, Vec<Rank>)>) -> Vec<Self>
     where
         F: Iterator<Item = &'a Frame>,
@@ -27,7 +32,7 @@ impl StackNode {
         let mut roots: Vec<Self> = Vec::new();
         for (frames, ranks) in stacks {
             let mut level = &mut roots;
-            for frame in frames {
+            for frame in frames.take(MAX_DEPTH) {
                 let known = level.iter().position(|node| {
                     node.name == frame.name
                         && node.filename == frame.filename
@@ -66,10 +71,34 @@ fn sort_stacks(nodes: &mut [StackNode]) {
     for node in nodes.iter_mut() {
         node.ranks.sort_unstable();
         node.ranks.dedup();
-        // Recorders write a few hundred frames at most, which bounds this recursion.
+        // `MAX_DEPTH` bounds this recursion.
         sort_stacks(&mut node.children);
     }
     nodes.sort_by(|a, b| {
         (&a.filename, a.line, &a.name, &a.ranks).cmp(&(&b.filename, b.line, &b.name, &b.ranks))
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stack_of_a_million_frames_is_cut() {
+        let frame = Frame {
+            name: "recurse".to_owned(),
+            filename: "train.py".to_owned(),
+            line: 7,
+        };
+        let frames = std::iter::repeat_n(&frame, 1_000_000);
+        let merged = StackNode::merge(std::iter::once((frames, vec![3])));
+        let mut level = &merged[..];
+        let mut depth = 0;
+        while let [node] = level {
+            assert_eq!((node.name.as_str(), &node.ranks[..]), ("recurse", &[3][..]));
+            level = &node.children;
+            depth += 1;
+        }
+        assert_eq!(depth, MAX_DEPTH);
+    }
 }

@@ -90,6 +90,7 @@ NCCL's RAS service: another line | analyzer/src/live/source/network/ras/mod.rs |
 NCCL's RAS service: an event | analyzer/src/live/source/network/ras/monitor.rs | MOST_EVENT
 a RAS report: ranks listed by number alone | analyzer/src/input/ras/text.rs | MOST_LISTED
 a stack trace: frames | analyzer/src/input/stacks.rs | MOST_FRAMES
+the merged stacks of a report: frames of one stack | analyzer/verdict/src/report/stack.rs | MAX_DEPTH
 a dump through a pipe | analyzer/src/live/source/node/dump_pipes.rs | MAX_DUMP
 a value of PyTorch's store that a live view reads | analyzer/src/live/source/network/store.rs | MOST_VALUE
 a line of a recording of a live view | analyzer/src/live/recording.rs | MOST_BYTES

@@ -14,9 +14,9 @@ pub use dump_requests::{DumpAnswers, DumpRequests, RingDumps};
 pub use files::FileSource;
 pub use network::{
     AddressError, CollectorSource, EndpointDumps, EndpointSource, HostPort, HttpAddress,
-    NetworkSources, RAS_ADDRESS, RECORDS_SCHEMA, RankText, RasSource, RecordHead, RecordsFollower,
-    RecordsHead, RecordsQuestion, StoreDumps, StoreSource, WorkerAddress, WorkerServerDumps,
-    WorkerServerSource, hosts_in_store, raise_exception_dump,
+    NetworkSources, RAS_ADDRESS, RECORDS_SCHEMA, RankStacksText, RasSource, RecordHead,
+    RecordsFollower, RecordsHead, RecordsQuestion, StoreDumps, StoreSource, WorkerAddress,
+    WorkerServerDumps, WorkerServerSource, hosts_in_store, raise_exception_dump,
 };
 pub use node::{
     DumpOfProcess, Fact, JobChoice, LocalDumps, LocalSource, PIPE_VARIABLE, PipeDumps,

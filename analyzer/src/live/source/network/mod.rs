@@ -19,6 +19,6 @@ pub use records::{RECORDS_SCHEMA, RecordHead, RecordsFollower, RecordsHead, Reco
 pub use sources::NetworkSources;
 pub use store::{hosts_in_store, raise_exception_dump};
 pub use store_ranks::{StoreDumps, StoreSource};
-pub use worker_servers::{RankText, WorkerAddress, WorkerServerDumps, WorkerServerSource};
+pub use worker_servers::{RankStacksText, WorkerAddress, WorkerServerDumps, WorkerServerSource};
 
 pub(super) use questions::ask_all;

@@ -2,8 +2,8 @@
 //! `torch.distributed.debug.start_debug_server()`.
 //!
 //! Their addresses are in the job's store (key `debug_server/rank<R>`), or the user gives them. Both recorders of each
-//! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
-//! executing anything. If a rank does not answer, the others are shown nevertheless.
+//! rank are read, NCCL's and PyTorch's recorder for other backends (gloo), which are different rings of one process;
+//! pickles are parsed without executing anything. If a rank does not answer, the others are shown nevertheless.
 //!
 //! A whole ring is about 1 MB. So from the second poll on, NCCL's recorder is asked only for the operations under way.
 //! If these and the progress of the groups have not changed, no collective was issued. Otherwise, and once 10 to 16.3
@@ -28,15 +28,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The time between two searches of the store for ranks that joined.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
-/// The time after which a whole ring is read again, though its operations under way are the same: a message may have
-/// been issued and completed, which NCCL's counters leave out.
-const WHOLE_INTERVAL: Duration = Duration::from_secs(10);
+/// The least time after which a whole ring is read again, though its operations under way are the same: a message may
+/// have been issued and completed, which NCCL's counters leave out. Up to 6.3 seconds are added by rank.
+const WHOLE_RING_INTERVAL: Duration = Duration::from_secs(10);
 /// The prefix of the keys with the servers' addresses; the rank follows.
 const KEY: &str = "debug_server/rank";
 
 /// The handlers that return the ring of a recorder; the first one that exists is used.
 type RecorderPaths = &'static [&'static str];
-/// NCCL's recorder, then the generic one.
+/// NCCL's recorder, then that for other backends.
 const RECORDERS: [RecorderPaths; 2] = [
     &[
         // This form has call stacks, which the JSON form lacks.
@@ -74,7 +74,7 @@ impl FromStr for WorkerAddress {
 }
 
 /// A rank's Python stacks as text, or why there are none.
-pub type RankText = (Rank, Result<String, String>);
+pub type RankStacksText = (Rank, Result<String, String>);
 
 /// The answer of each rank, or why there is none, by rank.
 type RankReplies = Vec<(Rank, Result<Vec<u8>, String>)>;
@@ -85,8 +85,8 @@ pub struct WorkerServerSource {
     world_size: Option<u32>,
     workers: BTreeMap<Rank, KnownWorker>,
     poller: RankPoller<WorkerPoll>,
-    /// When the store last listed its keys.
-    listed: Option<Instant>,
+    /// When the store was last searched.
+    searched: Option<Instant>,
 }
 
 /// The observations of one rank, and the parts that could not be used.
@@ -115,23 +115,23 @@ struct LastRing {
     /// The hash of the answer's bytes.
     hash: u64,
     /// The parts of the ring that could not be used.
-    lost: Vec<String>,
+    unusable_parts: Vec<String>,
     /// When the ring was last read as a whole.
     read: Instant,
 }
 
 impl LastRing {
-    /// Whether the operations under way can show that nothing was issued since: not long after the ring was read, and
-    /// not for a recorder that counts no progress.
+    /// Whether the operations under way can show that nothing was issued since: only soon after the ring was read as a
+    /// whole, and only for a recorder that counts progress.
     fn can_show_no_change(&self, rank: Rank) -> bool {
         // The intervals of the ranks differ, so that the whole rings are not all read in one poll.
-        let interval = WHOLE_INTERVAL + Duration::from_millis(u64::from(rank % 64) * 100);
+        let interval = WHOLE_RING_INTERVAL + Duration::from_millis(u64::from(rank % 64) * 100);
         let counts_progress = self.dump.groups.iter().any(|group| group.status.is_some());
         counts_progress && self.read.elapsed() < interval
     }
 
     /// Whether the operations under way and the progress of the groups are still those of this ring.
-    fn is_same(&self, under_way: &Dump) -> bool {
+    fn shows_no_change(&self, under_way: &Dump) -> bool {
         let operations = |dump: &Dump| {
             let pending = dump.entries.iter();
             let pending = pending.filter(|entry| entry.time_discovered_completed_ns == 0);
@@ -171,18 +171,19 @@ impl KnownWorker {
 }
 
 impl WorkerServerSource {
-    /// Reads the servers whose addresses are in a job's store: those of `world_size` ranks, or of all that it lists.
+    /// A source of the servers whose addresses are in a job's store: those of `world_size` ranks, or of all that it
+    /// lists.
     pub fn in_store(store: HostPort, world_size: Option<u32>) -> Self {
         Self {
             store: Some(store),
             world_size,
             workers: BTreeMap::new(),
             poller: RankPoller::new(),
-            listed: None,
+            searched: None,
         }
     }
 
-    /// Reads the servers at these addresses.
+    /// A source of the servers at these addresses.
     pub fn at(given: Vec<WorkerAddress>) -> Self {
         let workers = (0..).zip(given).map(|(index, worker)| {
             let rank = worker.rank.unwrap_or(index);
@@ -193,19 +194,23 @@ impl WorkerServerSource {
             world_size: None,
             workers: workers.collect(),
             poller: RankPoller::new(),
-            listed: None,
+            searched: None,
         }
     }
 
     /// Searches the store for ranks if a search is due; known ranks remain if it does not answer. An error if no rank
     /// is known.
-    fn list(&mut self, deadline: Instant, problems: &mut Vec<Problem>) -> Result<(), SourceError> {
+    fn search(
+        &mut self,
+        deadline: Instant,
+        problems: &mut Vec<Problem>,
+    ) -> Result<(), SourceError> {
         let Some(store) = &self.store else {
             return Ok(());
         };
         let is_due = self
-            .listed
-            .is_none_or(|listed| listed.elapsed() >= SEARCH_INTERVAL);
+            .searched
+            .is_none_or(|searched| searched.elapsed() >= SEARCH_INTERVAL);
         if !is_due && !self.workers.is_empty() {
             return Ok(());
         }
@@ -216,11 +221,11 @@ impl WorkerServerSource {
                 return Err(SourceError::Io { place, source });
             }
             Err(error) => {
-                problems.push(unusable(&place, format!("no longer answers: {error}")));
+                problems.push(unusable(&place, format!("can no longer be read: {error}")));
                 return Ok(());
             }
         };
-        self.listed = Some(Instant::now());
+        self.searched = Some(Instant::now());
         for (rank, text) in found {
             match text.parse::<HttpAddress>() {
                 Ok(address) => self.add_worker(rank, address),
@@ -247,7 +252,7 @@ impl WorkerServerSource {
     /// # Errors
     ///
     /// [`SourceError`] if no rank is known: the store cannot be read or lists none.
-    pub fn tracebacks(&mut self, deadline: Instant) -> Result<Vec<RankText>, SourceError> {
+    pub fn tracebacks(&mut self, deadline: Instant) -> Result<Vec<RankStacksText>, SourceError> {
         let answers = self.ask_each("/handler/dump_traceback", deadline)?;
         let text = |body: Vec<u8>| String::from_utf8_lossy(&body).into_owned();
         let answers = answers.into_iter();
@@ -258,7 +263,7 @@ impl WorkerServerSource {
 
     /// Runs a handler in every rank and returns the answers.
     fn ask_each(&mut self, handler: &str, deadline: Instant) -> Result<RankReplies, SourceError> {
-        self.list(deadline, &mut Vec::new())?;
+        self.search(deadline, &mut Vec::new())?;
         let workers: Vec<(&Rank, &KnownWorker)> = self.workers.iter().collect();
         Ok(ask_all(&workers, |(rank, worker)| {
             let mut state = worker.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -275,13 +280,14 @@ impl WorkerServerSource {
     }
 }
 
-/// Asks every rank to write a dump file, if PyTorch is configured for it (`TORCH_FR_DUMP_TEMP_FILE`).
+/// Asks every rank to write a dump file (`TORCH_FR_DUMP_TEMP_FILE` sets where).
 ///
-/// The files are written after the answers; a rank refuses if none of its groups has registered its recorder.
+/// The request names no backend: PyTorch then dumps its recorder for gloo, not NCCL's. The files are written after the
+/// answers; a rank refuses if no group has registered with that recorder.
 pub struct WorkerServerDumps(Mutex<WorkerServerSource>);
 
 impl WorkerServerDumps {
-    /// Requests dumps from the ranks of this source, on separate connections.
+    /// Will request dumps from the ranks of this source, on separate connections.
     pub fn new(source: WorkerServerSource) -> Self {
         Self(Mutex::new(source))
     }
@@ -324,7 +330,7 @@ impl Source for WorkerServerSource {
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
         let mut problems = Vec::new();
-        self.list(deadline, &mut problems)?;
+        self.search(deadline, &mut problems)?;
         let world_size = self.world_size;
         let workers = self.workers.iter();
         let workers: Vec<(Rank, Arc<Mutex<WorkerState>>)> = workers
@@ -341,9 +347,9 @@ impl Source for WorkerServerSource {
                 },
             );
         let mut observations = Vec::new();
-        for (seen, lost) in polled.answers {
-            observations.extend(seen);
-            problems.extend(lost);
+        for (observed, more_problems) in polled.answers {
+            observations.extend(observed);
+            problems.extend(more_problems);
         }
         let missing = polled.missing.into_iter();
         observations.extend(missing.map(|index| failed(ranks[index], 0, NO_ANSWER_YET.into())));
@@ -379,8 +385,8 @@ impl WorkerState {
                 }
             };
             let last = self.last[usize::from(part)].iter();
-            let lost = last.flat_map(|ring| &ring.lost);
-            problems.extend(lost.map(|lost| unusable(&place, lost)));
+            let reasons = last.flat_map(|ring| &ring.unusable_parts);
+            problems.extend(reasons.map(|reason| unusable(&place, reason)));
             observations.push(Observation {
                 rank,
                 part,
@@ -411,7 +417,7 @@ impl WorkerState {
             && let Ok(answer) = self.read_ring(&under_way, deadline)
             && let Ok((dump, _)) = Dump::read(&answer)
             && let Some(last) = &self.last[part]
-            && last.is_same(&dump)
+            && last.shows_no_change(&dump)
         {
             return Ok(unchanged());
         }
@@ -425,7 +431,7 @@ impl WorkerState {
             last.read = Instant::now();
             return Ok(unchanged());
         }
-        let (mut dump, lost) =
+        let (mut dump, unusable_parts) =
             Dump::read(&answer).map_err(|error| format!("its answer is no record: {error}"))?;
         dump.identity.rank = Some(rank);
         dump.identity.world_size = dump.identity.world_size.or(world_size);
@@ -436,7 +442,7 @@ impl WorkerState {
         let before = self.last[part].replace(LastRing {
             dump: dump.clone(),
             hash,
-            lost: lost.iter().map(ToString::to_string).collect(),
+            unusable_parts: unusable_parts.iter().map(ToString::to_string).collect(),
             read: Instant::now(),
         });
         Ok(match before {
@@ -487,7 +493,8 @@ impl WorkerState {
         recorder.iter().find(is_known).copied()
     }
 
-    /// Reads a ring. If the handler fails, the list of handlers is forgotten.
+    /// Runs a handler of a recorder, and returns the body of its answer. If the handler fails, the list of handlers is
+    /// forgotten.
     fn read_ring(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
         let path = format!("/handler/{handler}");
         let request = HttpRequest::post(&path);
@@ -510,7 +517,7 @@ fn only_under_way(handler: &str) -> Option<String> {
     (under_way != handler).then(|| under_way.replace(stacks.0, stacks.1))
 }
 
-/// A server's error message, cut to a line.
+/// A server's error message on one line, at most 120 characters.
 fn error_text(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let printable = text.chars().filter(|c| !c.is_control());

@@ -4,12 +4,12 @@ use crate::wait::{Failure, Interrupted};
 use rcomm_recorder::model::Rank;
 use std::io;
 
-/// Why a wait for a rank on the exchange area has failed.
+/// Why a phase of an exchange area has failed, or why a group has got no area.
 #[derive(Debug)]
 pub(crate) enum ShmExchangeError {
-    /// The deadline passed, or the group was stopped.
+    /// The group was stopped; or the deadline passed before rank 0 of the group had claimed the area.
     Interrupted(Interrupted),
-    /// The deadline passed while this rank of the group was missing.
+    /// The deadline passed in a phase, while this rank of the group was missing.
     Late(usize),
     /// This rank of the group has left it, or its process has ended.
     Gone(usize),

@@ -350,7 +350,7 @@ impl ProcessGroup {
         }))
     }
 
-    /// Starts an operation that consists of messages, and returns at once. The messages are `first`, then the
+    /// Starts an operation that consists of messages, and returns at once. The steps are `first`, then the
     /// one that `then` returns after each has ended, until `then` returns [`Next::Done`]. If a `queue` is
     /// given, the operation begins once those that entered the queue before it have ended.
     pub(crate) fn issue_in_steps<R: Send + 'static>(

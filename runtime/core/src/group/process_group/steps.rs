@@ -1,5 +1,5 @@
-//! Operations that consist of messages, each of which follows from the one before it. Each message is a *step*;
-//! steps are issued one after the other, without blocking a caller.
+//! Operations that consist of messages. Each *step* is a message, or several that are sent together; it follows from
+//! the step before it. Steps are issued one after the other, without blocking a caller.
 //!
 //! The caller issues the first step, unless the operation has to wait in a queue. The thread
 //! `rcomm/steps/<group>` issues all others, and waits for no peer. The thread that sees a step end (the
@@ -33,7 +33,7 @@ pub(crate) struct QueueKey {
     pub(crate) tag: u32,
 }
 
-/// The thread and the queues of one group's operations in steps.
+/// The thread and the queues of one group's operations that consist of steps.
 pub(super) struct StepSequencer {
     thread: Worker,
     /// The operations of each queue, of which the first is under way.
@@ -53,34 +53,34 @@ impl StepSequencer {
         self.thread.start(group)
     }
 
-    /// Waits until all operations in steps have ended, or until the deadline; returns whether they have
+    /// Waits until all operations that consist of steps have ended, or until the deadline; returns whether they have
     /// ended.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         self.thread.drain(deadline)
     }
 
     /// Appends an operation to a queue; returns whether it is the first there.
-    fn enter(&self, queue: QueueKey, steps: Arc<dyn QueuedSteps>) -> bool {
+    fn enter(&self, key: QueueKey, steps: Arc<dyn QueuedSteps>) -> bool {
         let mut queues = lock(&self.queues);
-        let waiting = queues.entry(queue).or_default();
-        waiting.push_back(steps);
-        waiting.len() == 1
+        let queue = queues.entry(key).or_default();
+        queue.push_back(steps);
+        queue.len() == 1
     }
 
     /// Removes the first operation of a queue, which has ended; returns the one that is now first.
-    fn leave(&self, queue: QueueKey) -> Option<Arc<dyn QueuedSteps>> {
+    fn leave(&self, key: QueueKey) -> Option<Arc<dyn QueuedSteps>> {
         let mut queues = lock(&self.queues);
-        let waiting = queues.get_mut(&queue)?;
-        waiting.pop_front();
-        let next = waiting.front().cloned();
+        let queue = queues.get_mut(&key)?;
+        queue.pop_front();
+        let next = queue.front().cloned();
         if next.is_none() {
-            queues.remove(&queue);
+            queues.remove(&key);
         }
         next
     }
 }
 
-/// An operation that waits in a queue.
+/// An operation in a queue.
 trait QueuedSteps: Send + Sync {
     fn issue_first(&self);
 }
@@ -88,7 +88,7 @@ trait QueuedSteps: Send + Sync {
 /// Gets a step that has completed, with its buffers, and returns how the operation continues.
 type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
 
-/// One operation in steps, as its caller and the watchdog see it.
+/// One operation that consists of steps, as its caller and the watchdog see it.
 pub(super) struct Steps<R> {
     this: Weak<Self>,
     share: Share,
@@ -101,9 +101,9 @@ pub(super) struct Steps<R> {
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
-/// How far an operation in steps is.
+/// How far an operation that consists of steps is.
 enum Stage {
-    /// In a queue, with its first step not issued.
+    /// Its first step is not issued yet; `None` while it is being issued.
     Waiting(Option<Op<'static>>),
     /// In the step with this handle; `None` between two steps.
     UnderWay(Option<Arc<dyn Pending>>),
@@ -170,7 +170,8 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// Queues the next step if the current one has ended; returns the operation's progress. Never blocks.
+    /// If the current step has ended, asks the thread to continue the operation. Returns the operation's progress.
+    /// Never blocks.
     fn poll_step(&self) -> Progress {
         let step = match &*lock(&self.stage) {
             Stage::Waiting(_) => return Progress::Queued,
@@ -180,24 +181,25 @@ impl<R: Send + 'static> Steps<R> {
         match step.map(|step| step.progress()) {
             Some(Progress::Queued) => Progress::Queued,
             Some(Progress::Completed(_) | Progress::Failed(_)) => {
-                self.queue_next_step();
+                self.queue_continuation();
                 Progress::Started
             }
             Some(Progress::Started) | None => Progress::Started,
         }
     }
 
-    /// Asks the thread `rcomm/steps/<group>` to issue the next step.
-    fn queue_next_step(&self) {
+    /// Asks the thread `rcomm/steps/<group>` to continue the operation.
+    fn queue_continuation(&self) {
         if let Some(this) = self.this.upgrade() {
             self.sequencer()
                 .thread
-                .push(Box::new(move || this.issue_next()));
+                .push(Box::new(move || this.continue_operation()));
         }
     }
 
-    /// Issues the next step if the current one has ended. Called on the thread `rcomm/steps/<group>` only.
-    fn issue_next(&self) {
+    /// If the current step has ended, issues the next one; after the last step or an error, ends the operation. Called
+    /// on the thread `rcomm/steps/<group>` only.
+    fn continue_operation(&self) {
         let step = match &*lock(&self.stage) {
             Stage::UnderWay(Some(step)) => step.clone(),
             _ => return,
@@ -224,7 +226,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
-    /// Ends the operation, and has the next one in its queue begin.
+    /// Ends the operation, and lets the next one in its queue begin.
     fn end(&self, progress: Progress) {
         *lock(&self.stage) = Stage::Ended(progress);
         self.ended.notify_all();
@@ -264,7 +266,7 @@ impl<R: Send + 'static> Observer for Steps<R> {
     }
 
     fn ended(&self) {
-        self.queue_next_step();
+        self.queue_continuation();
     }
 }
 

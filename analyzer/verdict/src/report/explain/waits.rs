@@ -5,11 +5,12 @@ use super::Prose;
 pub(super) const E120: Prose = Prose {
     meaning: "A send or a receive waits for its other half, and the peer has not posted it, or its device has not \
              started it. Messages are paired by group, source, destination and order, so the finding names the first \
-             message without a partner. If there are other groups of the same description, such as the other \
-             pipelines, their messages can show which of the two ranks left one out, posted one too many, or took \
-             another order. Rank numbers in the operation are those of the group. Backends on a host (gloo, MPI, \
-             rcomm's own) also compare tags, which no record holds: there, a send and a receive that pair by order and \
-             do not end may have different tags, and the finding names no rank.",
+             message without a partner. If there are other groups with the same description (`desc`), such as the \
+             other pipelines, their messages can show which of the two ranks left one out, posted one too many, or \
+             took another order. Rank numbers in the operation are those of the group. Backends that run on the CPU \
+             (gloo, MPI, rcomm's `cpu`) also compare tags, which no record holds: there, a send and a receive that \
+             pair by order and do not end may have different tags, and the finding blames no rank, but has both as \
+             alternatives.",
     causes: &[
         "pipeline stages disagree on the schedule: number of micro-batches, warm-up, direction",
         "the peer raised an exception, or skipped code, before its half of a batch of sends and receives",
@@ -26,13 +27,13 @@ pub(super) const E120: Prose = Prose {
 };
 
 pub(super) const E121: Prose = Prose {
-    meaning: "Both halves of a message were posted and they disagree on the number of bytes, or on the element type if \
-             a backend refused it. Some backends complete one side and never the other, so no watchdog on the \
+    meaning: "Both halves of a message were posted and they disagree on the number of bytes, or, if both halves \
+             failed, on the element type. Some backends complete one side and never the other, so no watchdog on the \
              completed side fires.",
     causes: &[
         "activations whose shape depends on the batch, with the receiver assuming the usual one",
         "a dtype that differs between the stages",
-        "messages that are matched one off: the receiver takes the previous or the next tensor",
+        "messages that are off by one: the receiver takes the previous or the next tensor",
     ],
     actions: &[
         "compare both sizes in the evidence with the shapes that the schedule expects",
@@ -41,26 +42,28 @@ pub(super) const E121: Prose = Prose {
 };
 
 pub(super) const E130: Prose = Prose {
-    meaning: "Ranks wait on each other across several groups, in a circle: each is inside an operation of one group \
-             while the next one needs it in another. If all of them left records, no rank is late, none is dead, and \
-             no operation is wrong by itself; only the order in which the groups are used disagrees. A rank without a \
-             record may be what closes the circle: the finding then names a rank that left the order of the others.",
+    meaning: "Ranks wait for each other across several groups, in a cycle: each waits in an operation of one group, \
+             and is missed by another of them in an operation of another group. If all of them left records, no rank \
+             is late, none is dead, and no operation is wrong by itself; the ranks disagree only on the order in which \
+             they use the groups. A rank without a record may complete the cycle: the finding then names a rank whose \
+             order differs from that of the others.",
     causes: &[
         "groups are used in another order on some ranks (tensor before data parallel here, after it there)",
-        "two threads or streams issue on overlapping groups",
+        "two threads or streams issue operations on groups that share ranks",
         "blocking waits between a training group and a transfer or evaluation group",
     ],
     actions: &[
         "follow `cycle` in the finding: the order of two neighboring calls of one rank has to change",
         "use one global order of groups on every rank, from one thread",
-        "if one odd rank stands against its siblings, the finding names that rank: fix its order of calls",
+        "if the order of one rank differs from that of all others like it, the finding names that rank: fix its order",
     ],
 };
 
 pub(super) const E135: Prose = Prose {
-    meaning: "Every member has issued the same operation with the same arguments, has started it as far as starts \
-             are recorded, and none has finished. The program did its part. What is left is below it: the fabric, \
-             a device, a driver, the communication library, or the stream that the operation was queued on.",
+    meaning: "Every member has issued the operation, or both halves of a message are posted, and nothing that is \
+             recorded differs. Each has started it as far as starts are recorded, and none has finished. The program \
+             did its part, unless split sizes that the records lack do not fit. If it did, the cause is below it: the \
+             fabric, a device, a driver, the communication library, or the stream that the operation was queued on.",
     causes: &[
         "a network port or a cable: link flaps, a lost path, a firewall between two hosts",
         "a device that fell off the bus or stalls silently (Xid errors, throttling)",
@@ -75,9 +78,9 @@ pub(super) const E135: Prose = Prose {
 };
 
 pub(super) const E140: Prose = Prose {
-    meaning: "The thread inside the process that watches operations stopped making its rounds. States in that rank's \
-             record may then be out of date: an operation may have completed without having been seen. It is a finding \
-             of its own, because it is not evidence of a hung collective.",
+    meaning: "The watchdog of a rank, its thread that ends operations at their deadline, stopped making its rounds. \
+             States in that rank's record may then be out of date: an operation may have completed without having been \
+             seen. It is a finding of its own, because it is not evidence of a hung collective.",
     causes: &[
         "the interpreter's lock is held by native code for a long time",
         "the watchdog is stuck inside a call to the driver or the library",
@@ -125,11 +128,12 @@ pub(super) const E151: Prose = Prose {
 };
 
 pub(super) const E152: Prose = Prose {
-    meaning: "Either connections between ranks had no sign of life for more than two of the intervals at which idle \
-             connections give one, or a log has a report of the network that it cannot reach the other end: no route, \
-             no answer to a connection, a transfer that was given up after all its retries. The systems at both ends \
-             of an idle connection answer each other whatever the processes do, so if records show the silence, no \
-             stopped or busy process is the cause. The ranks that still received from each other show which side is \
+    meaning: "Connections between ranks had no sign of life for more than two of the intervals at which idle \
+             connections give one; or both ends recorded that an error of the network broke a connection; or the \
+             system of one host aborted connections; or a log shows that the network could not reach the other end: no \
+             route, no answer to a connection, a transfer that was given up after all its retries. The systems at both \
+             ends of an idle connection answer each other whatever the processes do, so if records show the silence, \
+             no stopped or busy process is the cause. The ranks that still received from each other show which side is \
              cut off; if they do not, both ends are alternatives. If the records of both ends show that what one sent \
              arrived and what the other sent did not, the link may work in one direction only. From a log the finding \
              names the side that reported it and the address that it could not reach, and the process there may be \
@@ -150,13 +154,13 @@ pub(super) const E152: Prose = Prose {
 };
 
 pub(super) const E153: Prose = Prose {
-    meaning: "Most ranks that ask the job's store have a request that was not answered for seconds; the store answers \
-             in microseconds. It is served by a rank, usually rank 0, or by a process that is no rank, usually the \
-             launcher. Running operations do not need it, but new groups, the exchange of status at a failure and the \
-             end of the job do. If another finding explains why the store's host does nothing, this one is its \
+    meaning: "Most ranks that ask the job's store have a request that was not answered for seconds; a store that works \
+             answers in microseconds. It is served by a rank, usually rank 0, or by a process that is no rank, usually \
+             the launcher. Running operations do not need it, but new groups, the exchange of status at a failure and \
+             the end of the job do. If another finding explains why the store's host does nothing, this one is its \
              consequence.",
     causes: &[
-        "the process that serves the store is stopped, has ended, or its host has",
+        "the process that serves the store is stopped or has ended, or its host is down",
         "the store's host is cut off from the others",
         "the launcher's host swaps, or a debugger holds the launcher",
     ],

@@ -22,7 +22,7 @@ pub struct Launched {
     pub world_size: u32,
     /// The job's name, the same on all its ranks; `None` if the environment has none.
     pub job: Option<String>,
-    /// How often the launcher has restarted the job; 0 if the environment does not contain it.
+    /// How often the launcher has restarted the job; 0 if the environment has no such number.
     pub attempt: u32,
 }
 
@@ -31,34 +31,34 @@ type Environment<'e> = dyn Fn(&str) -> Option<String> + 'e;
 
 /// The names of one launcher's variables, and how its job's name is found. A name is empty if the launcher has no such
 /// variable.
-struct Dialect {
+struct LauncherVariables {
     rank: &'static str,
     world_size: &'static [&'static str],
     attempt: &'static str,
     job: fn(&Environment<'_>) -> Option<String>,
 }
 
-const DIALECTS: [Dialect; 4] = [
-    Dialect {
+const LAUNCHERS: [LauncherVariables; 4] = [
+    LauncherVariables {
         rank: "RANK",
         world_size: &["WORLD_SIZE"],
         attempt: "TORCHELASTIC_RESTART_COUNT",
         // torchrun sets "none" if it was given no id.
         job: |env| env("TORCHELASTIC_RUN_ID").filter(|job| job != "none"),
     },
-    Dialect {
+    LauncherVariables {
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: &["OMPI_COMM_WORLD_SIZE"],
         attempt: "",
         job: |env| env("PMIX_NAMESPACE").or_else(|| env("OMPI_MCA_ess_base_jobid")),
     },
-    Dialect {
+    LauncherVariables {
         rank: "PMI_RANK",
         world_size: &["PMI_SIZE"],
         attempt: "",
         job: |_| None,
     },
-    Dialect {
+    LauncherVariables {
         rank: "SLURM_PROCID",
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         attempt: "SLURM_RESTART_COUNT",
@@ -73,21 +73,23 @@ const DIALECTS: [Dialect; 4] = [
 ];
 
 impl Launched {
-    /// The launcher's values, read through `lookup` (for example `std::env::var(name).ok()`). Only the first launcher
-    /// whose rank variable is set counts; `None` if there is none, if its rank or world size is missing or not a
-    /// number, or if the rank is not below the world size.
+    /// The launcher's values, read through `lookup` (for example `|name| std::env::var(name).ok()`). Only the first
+    /// launcher whose rank variable is set counts. `None` if there is none, if its rank is not a number, if none of its
+    /// variables has a world size, or if the rank is not below the world size. An empty variable counts as not set.
     pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
-        let names = DIALECTS.iter().find(|names| text(names.rank).is_some())?;
-        let rank = number(names.rank)?;
-        let world_size = names.world_size.iter().find_map(|name| number(name))?;
+        let launcher = LAUNCHERS
+            .iter()
+            .find(|launcher| text(launcher.rank).is_some())?;
+        let rank = number(launcher.rank)?;
+        let world_size = launcher.world_size.iter().find_map(|name| number(name))?;
         let master_name = || Some(format!("{}-{}", text("MASTER_ADDR")?, text("MASTER_PORT")?));
         (rank < world_size).then(|| Self {
             rank,
             world_size,
-            job: (names.job)(&text).or_else(master_name),
-            attempt: number(names.attempt).unwrap_or(0),
+            job: (launcher.job)(&text).or_else(master_name),
+            attempt: number(launcher.attempt).unwrap_or(0),
         })
     }
 }

@@ -6,8 +6,8 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 
-/// Returns the screen of `state` as lines of text, laid out for the state's size, without spaces at the ends of lines
-/// and without empty lines at the end.
+/// Returns the screen of `state` as lines of text, laid out for a terminal of `state.size`, without spaces at the ends
+/// of lines and without empty lines at the end.
 pub fn of(state: &State) -> String {
     lines(&buffer(state))
 }

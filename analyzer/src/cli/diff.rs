@@ -8,6 +8,9 @@ use crate::cli::output;
 use anstream::ColorChoice;
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::{Difference, Report};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Value};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -66,5 +69,39 @@ fn saved_report(path: &Path) -> Option<Report> {
     if !head.contains(Report::SCHEMA) {
         return None;
     }
-    serde_json::from_reader((&start[..filled]).chain(file)).ok()
+    let report: ReportWithoutStacks =
+        serde_json::from_reader((&start[..filled]).chain(file)).ok()?;
+    serde_json::from_value(report.0.into()).ok()
+}
+
+/// A saved report without its stacks, which are not compared: they are as deep as the program's calls, and the parser
+/// refuses what is deeper than 128 levels, unless it skips it.
+struct ReportWithoutStacks(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for ReportWithoutStacks {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+
+        impl<'de> Visitor<'de> for Members {
+            type Value = Map<String, Value>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a report")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+                let mut kept = Map::new();
+                while let Some(key) = members.next_key::<String>()? {
+                    if key == "stacks" {
+                        members.next_value::<IgnoredAny>()?;
+                    } else {
+                        kept.insert(key, members.next_value()?);
+                    }
+                }
+                Ok(kept)
+            }
+        }
+
+        deserializer.deserialize_map(Members).map(Self)
+    }
 }

@@ -49,6 +49,28 @@ fn saved_report_can_replace_its_records() {
 }
 
 #[test]
+fn saved_report_may_have_deep_stacks() {
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("before.json");
+    let stuck = fixture("never-join-w4", "pickle");
+    let analyzed = run(&["analyze", &stuck, "--format", "json"]);
+    let mut report: Value = serde_json::from_str(&analyzed.stdout).unwrap();
+    let innermost = report["stacks"][0].clone();
+    assert!(innermost.is_object(), "the dumps have stacks");
+    // Each call is two levels, and the parser refuses 128.
+    report["stacks"] = (0..200).fold(Value::Array(vec![innermost.clone()]), |callees, _| {
+        let mut call = innermost.clone();
+        call["children"] = callees;
+        Value::Array(vec![call])
+    });
+    std::fs::write(&saved, report.to_string()).unwrap();
+    let same = run(&["diff", saved.to_str().unwrap(), &stuck, "--format", "json"]);
+    assert_eq!(same.code, Some(0), "{}", same.stderr);
+    let same: Value = serde_json::from_str(&same.stdout).unwrap();
+    assert_eq!(same["remaining"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn side_without_a_record_cannot_be_compared() {
     let dir = tempfile::tempdir().unwrap();
     let healthy = fixture("healthy-w4", "pickle");

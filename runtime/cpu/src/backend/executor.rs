@@ -219,7 +219,7 @@ impl Executor {
         let mut requests = Vec::new();
         let mut queue = lock(&self.shared.queue);
         if queue.is_closed {
-            return Err(Error::new(ErrorKind::Closed, "the group was shut down"));
+            return Err(closed());
         }
         if self.kind == ExecutorKind::P2p {
             group.p2p.post(&op, &mut requests);
@@ -246,6 +246,9 @@ impl Executor {
         let mut thread = lock(&self.thread);
         if thread.is_some() {
             return Ok(());
+        }
+        if lock(&self.shared.queue).is_closed {
+            return Err(closed());
         }
         let (shared, kind) = (self.shared.clone(), self.kind);
         if kind == ExecutorKind::P2p && shared.wake.get().is_none() {
@@ -359,6 +362,11 @@ impl ExecutorState {
             }
         }
     }
+}
+
+/// The error of an operation that is issued after [`Executor::close`].
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the group was shut down")
 }
 
 /// Runs the queued collectives, one after the other, until the executor is closed and its queue is empty.

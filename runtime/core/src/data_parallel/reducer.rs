@@ -394,7 +394,9 @@ impl<T: Gradient> Reducer<T> {
         }
         self.step.takes_part = true;
         if self.options.uneven != UnevenInputs::No {
-            self.step.vote = Some(self.start_vote(1)?);
+            let vote = self.start_vote(1);
+            self.step.has_failed |= vote.is_err();
+            self.step.vote = Some(vote?);
         }
         // With a static graph, no bucket waits for a parameter that this rank does not use.
         for parameter in 0..self.used_in_first_step.len() {

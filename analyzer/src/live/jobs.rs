@@ -90,15 +90,25 @@ impl NodeJobs {
         if choice.shown().is_some() {
             return;
         }
-        let listed = by_name(list_rings(&directory).unwrap_or_default());
-        if listed.iter().filter(|job| job.alive > 0).count() < 2 {
-            return;
-        }
-        let jobs = Self::new(directory).poll(anchor).unwrap_or_default();
+        let jobs = Self::poll_several(directory, anchor);
         let has_error = |job: &&NodeJob| job.alive > 0 && job.urgency() == 0;
         if let Some(job) = jobs.iter().find(has_error) {
             choice.show_unchosen(&job.name, true);
         }
+    }
+
+    /// The jobs with rings in `directory`, as [`poll`](Self::poll) lists them, if several are alive. Empty if at most one
+    /// is, or if the directory cannot be read.
+    ///
+    /// # Blocking
+    ///
+    /// For as long as [`poll`](Self::poll) if several jobs are alive, else for one listing of the directory.
+    pub fn poll_several(directory: PathBuf, anchor: Anchor) -> Vec<NodeJob> {
+        let listed = by_name(list_rings(&directory).unwrap_or_default());
+        if listed.iter().filter(|job| job.alive > 0).count() < 2 {
+            return Vec::new();
+        }
+        Self::new(directory).poll(anchor).unwrap_or_default()
     }
 
     /// Lists all jobs, ordered by [`NodeJob::urgency`] and then the newest first, and judges at most 16 of them: those

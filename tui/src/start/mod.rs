@@ -22,12 +22,12 @@ use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
 use rcomm_analyzer::source::JobChoice;
 use rcomm_analyzer::{
-    Anchor, Code, JobsWatch, Live, LiveOptions, NodeJob, Pace, Snapshot, Source, Watch,
+    Anchor, Code, JobsWatch, Live, LiveOptions, NodeJob, NodeJobs, Pace, Snapshot, Source, Watch,
     analyze_on_threads, print,
 };
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -198,7 +198,9 @@ fn view_sources(
         None => None,
     };
     if cli.view.once || cli.view.json {
-        return once(cli, sources, live, state, recorder, anchor);
+        // A job that the rings do not show, as one behind a store, has no others beside it.
+        let directory = (targets.job.as_ref()).map(|_| sources::ring_directory(&cli.from));
+        return once(cli, (sources, directory), live, state, recorder, anchor);
     }
     let pace = Pace {
         refresh: setting(cli.view.refresh, config.refresh.as_deref(), "refresh")?
@@ -400,11 +402,11 @@ fn usual_theme(cli: &Cli, depth: Depth, env: &impl Fn(&str) -> Option<String>) -
     }
 }
 
-/// Reads each source once, for at most ten seconds each (files without a limit), and prints the result; returns the
-/// exit code.
+/// Reads each source once, for at most ten seconds each (files without a limit), and prints the result, and which other
+/// jobs with rings in the directory are in trouble; returns the exit code.
 fn once(
     cli: &Cli,
-    sources: Vec<Box<dyn Source>>,
+    (sources, directory): (Vec<Box<dyn Source>>, Option<PathBuf>),
     mut live: Live,
     mut state: State,
     mut recorder: Option<RecordingWriter>,
@@ -421,6 +423,10 @@ fn once(
     }
     drop(recorder);
     update(&mut state, Event::Observed(snapshot.clone()));
+    if let Some(directory) = directory.filter(|_| !cli.view.json) {
+        let jobs = NodeJobs::poll_several(directory, anchor);
+        update(&mut state, Event::Jobs(jobs.into()));
+    }
     print_result(cli, state, &snapshot)
 }
 

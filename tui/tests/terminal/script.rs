@@ -1,7 +1,8 @@
 //! Use in scripts: the result of one read is printed, and the exit code is the verdict.
 
-use crate::rings::{MISSING, stuck_job};
+use crate::rings::{MISSING, ring_of, stuck_job};
 use crate::session::{Session, run};
+use rcomm_tests::process::wait_until;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -33,6 +34,21 @@ fn once_and_json_end_with_the_verdict() {
     assert_eq!(report.findings[0].culprit_ranks, [MISSING]);
     let young = ["--ring-dir", &rings, "--overdue", "1h", "--once"];
     assert_eq!(run(&young, directory.path()).0, Some(0));
+}
+
+#[test]
+fn what_is_printed_once_names_the_trouble_of_another_job() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let _rings = stuck_job(directory.path());
+    let other = |rank, last| ring_of("other", directory.path(), rank, last);
+    let _others = [other(0, 40), other(1, 41)];
+    let rings = directory.path().display().to_string();
+    let once = ["--ring-dir", &rings, "--job", "pty-job", "--once"];
+    wait_until("the other job to be overdue", || {
+        let (_, out, _) = run(&once, directory.path());
+        out.contains("1 other job on this node: STUCK\n")
+            .then_some(())
+    });
 }
 
 #[test]

@@ -59,9 +59,10 @@ impl PciInfo {
 
     /// The bus id in lower case, such as `00000000:3b:00.0`.
     fn id(&self) -> String {
-        let bytes = self.bus_id.iter().take_while(|byte| **byte != 0);
+        let bytes = self.bus_id.iter().flat_map(|byte| byte.to_ne_bytes());
         let text: String = bytes
-            .map(|&byte| char::from(byte.cast_unsigned()))
+            .take_while(|byte| *byte != 0)
+            .map(char::from)
             .collect();
         text.to_ascii_lowercase()
     }

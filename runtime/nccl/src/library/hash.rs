@@ -10,6 +10,7 @@
 use super::Version;
 use super::sys::UniqueId;
 use sha2::{Digest, Sha256};
+use std::ffi::c_char;
 
 /// The first release in which `getHash` mixes 64-bit words.
 const MIXING_SINCE: Version = Version(22_600);
@@ -48,11 +49,11 @@ pub(crate) fn of_child(version: Version, parent: u64, (nth, color): (u32, u32)) 
         .fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// The hash DJB2a, over signed characters.
+/// The hash DJB2a, over characters of C: they are signed on `x86_64`, but not on `aarch64`.
 fn fold(bytes: &[u8]) -> u64 {
     bytes.iter().fold(5381, |hash: u64, &byte| {
-        let signed = i64::from(byte.cast_signed()).cast_unsigned();
-        hash.wrapping_mul(33) ^ signed
+        let character = i64::from(c_char::from_ne_bytes([byte]));
+        hash.wrapping_mul(33) ^ character.cast_unsigned()
     })
 }
 

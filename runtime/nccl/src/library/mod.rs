@@ -314,8 +314,9 @@ unsafe fn text(at: *const c_char) -> Option<String> {
         return None;
     }
     // SAFETY: the caller guarantees that a NUL byte follows, and none of the bytes before this one was NUL.
-    let byte = |nth| unsafe { at.add(nth).read_volatile() }.cast_unsigned();
-    let bytes: Vec<u8> = (0..).map(byte).take_while(|&byte| byte != 0).collect();
+    let character = |nth| unsafe { at.add(nth).read_volatile() };
+    let bytes = (0..).flat_map(|nth| character(nth).to_ne_bytes());
+    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 

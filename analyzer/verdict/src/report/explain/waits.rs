@@ -94,7 +94,7 @@ pub(super) const E140: Prose = Prose {
 
 pub(super) const E150: Prose = Prose {
     meaning: "The rank recorded an error itself, or was killed, or its process is gone while its ring was left behind. \
-             The rank will not do what its peers wait for; their waits are listed as consequences.",
+             The rank will not do what its peers wait for; what they wait in, or failed in, is listed with it.",
     causes: &[
         "an exception in the program, often in a part that does not communicate at all",
         "the kernel's OOM killer, a job limit, a preempted node",

@@ -38,7 +38,8 @@ pub(super) const W220: Prose = Prose {
              part of the job's time that they lost because of the rank. In the intervals in which the job lost most \
              time, the rank cost most so often that this happens by chance in less than one of 10,000 jobs whose ranks \
              are alike (a live view that has just reported the rank needs less), and it cost twice as much as any \
-             other rank. Idle time in the schedule of a pipeline and waits for a slow link are not counted.",
+             other rank. Not counted are idle time in the schedule of a pipeline, waits for a slow link, and a delay \
+             that was counted in one collective and is carried into the next.",
     causes: &[
         "a host that is slower: CPU contention, a shared file system, thermal or power limits",
         "uneven work: longer sequences, more experts, another pipeline stage",

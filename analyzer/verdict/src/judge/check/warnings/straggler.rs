@@ -123,8 +123,8 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
         false => String::new(),
     };
     let sentence = format!(
-        "rank {}{host} is repeatedly last: {} of {} collectives waited for it, typically {}, in all {}{at_once}; that \
-         is {} of the job's time",
+        "rank {}{host} is repeatedly last: it newly delayed {} of {} collectives, typically by {}, in all by \
+         {}{at_once}; that is {} of the job's time",
         full_record.rank,
         of_rank.lost.len(),
         of_rank.instances,
@@ -218,8 +218,8 @@ fn late_host(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let tally = &lateness.by_host;
     let price_ms = tally.price(late.unit);
     let sentence = format!(
-        "the ranks of host {host} are repeatedly last ({}): {} collectives waited for it, in all {}; that is {} of \
-         the job's time",
+        "the ranks of host {host} are repeatedly last ({}): they newly delayed {} collectives, in all by {}; that is \
+         {} of the job's time",
         format_ranks(&ranks),
         lateness.host_losses[&late.unit],
         format_lateness(price_ms),

@@ -209,9 +209,9 @@ impl State {
                     return Some(Command::TakeStacks);
                 }
             }
-            Action::Explain => match self.target() {
-                Some(Target::Finding(id)) => self.go(Screen::Finding(id)),
-                _ => self.say_where_explained(),
+            Action::Explain => match self.code_in_focus() {
+                Some(code) => self.go(Screen::Explained(code)),
+                None => self.show_message("select a warning first", Tone::Dim),
             },
             Action::Mute => self.mute_selected(),
             Action::Mark => match self.rank_in_focus() {
@@ -342,8 +342,11 @@ impl State {
             Some(Target::Job(name)) => return self.show_job(name),
             Some(target) => self.go(Screen::of(&target)),
             None if *self.screen() == Screen::Overview => self.expand(),
-            None if *self.screen() == Screen::Warnings && self.code_of_row().is_some() => {
-                self.say_where_explained();
+            // The row of a note or of a code without findings: there is nothing but the explanation.
+            None if *self.screen() == Screen::Warnings => {
+                if let Some(code) = self.code_of_row() {
+                    self.go(Screen::Explained(code));
+                }
             }
             None => {}
         }
@@ -527,27 +530,21 @@ impl State {
         row.cells.iter().find_map(|cell| Code::parse(&cell.text))
     }
 
-    /// Says where the code of the selected row is explained, if it is that of a note or of no finding: it has no
-    /// screen.
-    fn say_where_explained(&mut self) {
-        let text = match self.code_of_row() {
-            Some(code) => format!("`rcomm-fr explain {code}` explains it"),
-            None => "select a warning first".to_owned(),
+    /// The code of the selected row or, if that is about none, of the finding on display.
+    fn code_in_focus(&self) -> Option<Code> {
+        let id = match (self.target(), self.screen()) {
+            (Some(Target::Finding(id)), _) => id,
+            (_, Screen::Finding(id)) => *id,
+            // The row may belong to a code without findings.
+            _ => return self.code_of_row(),
         };
-        self.show_message(text, Tone::Dim);
+        let findings = &self.history.shown()?.report.findings;
+        findings.iter().find(|f| f.id == id).map(|f| f.code)
     }
 
     /// Mutes the code of the selected row, or unmutes it.
     fn mute_selected(&mut self) {
-        let code = match self.target() {
-            Some(Target::Finding(id)) => self.history.shown().and_then(|snapshot| {
-                let findings = &snapshot.report.findings;
-                findings.iter().find(|f| f.id == id).map(|f| f.code)
-            }),
-            // The row may belong to a code without findings.
-            _ => self.code_of_row(),
-        };
-        match code {
+        match self.code_in_focus() {
             Some(code) => self.mute(code),
             None => self.show_message("select a warning first", Tone::Dim),
         }

@@ -1,7 +1,7 @@
 //! The current screen and the navigation history.
 
 use crate::page::table::Target;
-use rcomm_analyzer::GroupRef;
+use rcomm_analyzer::{Code, GroupRef};
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 
@@ -30,6 +30,8 @@ pub enum Screen {
     Warnings,
     /// The finding with this id, and its evidence.
     Finding(u32),
+    /// What a code means, where it usually comes from, and what to do.
+    Explained(Code),
     /// The operations of ranks over time.
     Timeline,
     /// The causal chain of the target, or of the whole hang.
@@ -98,7 +100,7 @@ impl Screen {
             Self::Overview => None,
             Self::Group(_) | Self::GroupsOf(_) => Some(Self::Groups),
             Self::Rank(_) | Self::RanksOf(_) => Some(Self::Ranks),
-            Self::Finding(_) => Some(Self::Warnings),
+            Self::Finding(_) | Self::Explained(_) => Some(Self::Warnings),
             _ => Some(Self::Overview),
         }
     }

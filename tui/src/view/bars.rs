@@ -53,6 +53,7 @@ fn name(state: &State, screen: &Screen) -> String {
                 |finding| finding.code.id().to_owned(),
             )
         }
+        Screen::Explained(code) => format!("{code} explained"),
         Screen::Why(_) => "why".to_owned(),
         Screen::Stacks => "stacks".to_owned(),
         Screen::Compare => "compare".to_owned(),

@@ -31,7 +31,7 @@ pub(in crate::state) fn fill(model: &ViewModel<'_>, screen: &Screen, page: &mut 
         Groups | GroupsOf(_) | Group(_) | Ranks | RanksOf(_) | InFlight | Stragglers => true,
         Warnings | Why(_) | Stacks | Sources | Jobs | Reducer | Screen::Timeline => true,
         Screen::Overview | Screen::Rank(_) | Screen::Finding(_) => false,
-        Screen::Compare | Screen::Help => false,
+        Screen::Explained(_) | Screen::Compare | Screen::Help => false,
     };
     let (columns, rows) = model.size;
     let Some(last) = page.panes.len().checked_sub(1) else {

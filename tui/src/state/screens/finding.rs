@@ -1,5 +1,6 @@
 //! One finding: the sentence, the doubts and the next step, its ranks, what to look at further, the evidence, where the
-//! programs diverge, what was ruled out, and, where there is room, what its code means.
+//! programs diverge, what was ruled out, and, where there is room, what its code means. Also the screen of a code, with
+//! all of its explanation.
 
 use super::{ViewModel, look_further, name_ranks, overview, rank};
 use crate::page::layout::{cuts_doubt, is_doubt, needed, wrap};
@@ -9,7 +10,7 @@ use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::print::human::format_doubt;
-use rcomm_analyzer::{Finding, RankState, Severity, explain};
+use rcomm_analyzer::{Code, Finding, RankState, Severity, explain};
 use rcomm_recorder::model::Rank;
 
 pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
@@ -86,10 +87,41 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
 /// The fewest lines of an explanation that are shown.
 const MIN_LINES: usize = 5;
 
-/// What the code of a finding means, where it usually comes from, and what to do, as `rcomm-fr explain` has it: as much
-/// of it as `rows` hold, with the title. `None` if they hold too little.
+/// As much of the explanation of a finding's code as `rows` hold, with the title. `None` if they hold too little.
 fn explanation(finding: &Finding, width: usize, rows: u16) -> Option<Pane> {
-    let explained = explain(finding.code);
+    let mut lines = explanation_lines(finding.code, width);
+    let room = usize::from(rows.saturating_sub(1));
+    if lines.len() > room {
+        lines.truncate(room.saturating_sub(1));
+        let rest = format!("... the rest: rcomm-fr explain {}", finding.code);
+        lines.push(vec![styled(rest, Tone::Dim)]);
+    }
+    (room >= MIN_LINES).then(|| explanation_pane(finding.code, lines))
+}
+
+/// The screen with the whole explanation of a code, which can be scrolled.
+pub(super) fn explained(code: Code, width: u16) -> Page {
+    let head = format!("{code} {}: {}", code.name(), code.meaning());
+    Page {
+        head: vec![vec![plain(head)]],
+        panes: vec![explanation_pane(
+            code,
+            explanation_lines(code, usize::from(width)),
+        )],
+        ..Page::default()
+    }
+}
+
+fn explanation_pane(code: Code, lines: Vec<Line>) -> Pane {
+    Pane {
+        title: format!("what {code} means"),
+        body: Body::Text(lines),
+    }
+}
+
+/// What a code means, where it usually comes from, and what to do, as `rcomm-fr explain` has it.
+fn explanation_lines(code: Code, width: usize) -> Vec<Line> {
+    let explained = explain(code);
     let mut lines = vec![vec![plain(explained.meaning)]];
     for (title, items) in [
         ("where it usually comes from", explained.causes),

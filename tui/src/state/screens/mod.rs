@@ -145,6 +145,7 @@ impl ViewModel<'_> {
             Screen::Stragglers => stragglers::page(self),
             Screen::Warnings => warnings::page(self),
             Screen::Finding(id) => finding::page(self, *id),
+            Screen::Explained(code) => finding::explained(*code, self.size.0),
             Screen::Timeline => timeline::page(self),
             Screen::Why(target) => why::page(self, target.as_ref()),
             Screen::Stacks => stacks::page(self),

@@ -46,15 +46,14 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
             true => "where the programs diverge".to_owned(),
             false => format!("where the programs diverge: {}", heads.join(", ")),
         };
-        // Where few rows are left, the calls before the first difference are left out: they are equal.
+        // Where few rows are left, what is before the first difference is left out: equal calls, and the differing ones
+        // rank by rank.
         let differs = |line: &&String| line.starts_with("- ") || line.starts_with("+ ");
         let first = calls.iter().position(differs).unwrap_or(0);
         let is_roomy = model.size.1 >= overview::ROOMY_ROWS;
-        let is_shown = |&(index, line): &(usize, &String)| {
-            is_roomy || index >= first || !line.starts_with("  ")
-        };
-        let calls = calls.into_iter().enumerate().filter(is_shown);
-        let calls = calls.map(|(_, line)| vec![plain(line.clone())]);
+        let left_out = if is_roomy { 0 } else { first };
+        let calls = calls.into_iter().skip(left_out);
+        let calls = calls.map(|line| vec![plain(line.clone())]);
         panes.push(pane(&title, Body::Text(calls.collect())));
     }
     if !finding.ruled_out.is_empty() {

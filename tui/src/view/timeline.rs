@@ -80,8 +80,13 @@ pub(super) fn draw(
 }
 
 /// Draws the cursor into a cell of a lane's first row or of another one. Inside a bar it is a line in the bar, which
-/// keeps its color.
+/// keeps its color. A letter of a name stays, inverted: a number that has lost a digit would be another number.
 fn draw_cursor(cell: &mut ratatui::buffer::Cell, is_first_row: bool, theme: &Theme) {
+    let is_letter = |c| !['·', ' ', INSIDE, GAP_BEFORE, PENDING].contains(&c);
+    if cell.symbol().chars().any(is_letter) {
+        cell.modifier.toggle(Modifier::REVERSED);
+        return;
+    }
     // Blanks in the first row are in a name; the rows below have them inside named bars, in inverse colors, and
     // outside.
     let is_outside = match cell.symbol() {
@@ -399,3 +404,34 @@ mod tests {
         assert_eq!(cursor(&timeline(Some(-1)), 50), None);
     }
 }
+    #[test]
+    fn the_cursor_covers_no_letter_of_a_name() {
+        let theme = Theme::new(ThemeName::Dark, Depth::None);
+        let lane = Lane {
+            rank: 0,
+            label: String::new(),
+            tone: Tone::Plain,
+            spans: vec![span(0, Some(40)), span(60, None)],
+        };
+        let area = Rect::new(0, 0, LABEL_WIDTH + 50, 2);
+        let at = |cursor_ns| {
+            let timeline = Timeline {
+                lanes: vec![lane.clone()],
+                ..timeline(cursor_ns)
+            };
+            let mut buffer = Buffer::empty(area);
+            draw(&timeline, area, None, &theme, &mut buffer);
+            buffer
+        };
+        let without = at(None);
+        for (column, letter) in [(2, "3"), (32, "l")] {
+            let x = LABEL_WIDTH + column;
+            let drawn = at(Some(i64::from(column) * 2));
+            assert_eq!(drawn[(x, 0)].symbol(), letter);
+            // Inverted, it differs from its neighbors.
+            let inverse = |buffer: &Buffer, x| buffer[(x, 0)].modifier & Modifier::REVERSED;
+            assert_ne!(inverse(&drawn, x), inverse(&without, x));
+            assert_ne!(inverse(&drawn, x), inverse(&drawn, x + 1));
+        }
+    }
+

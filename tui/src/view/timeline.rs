@@ -188,7 +188,14 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         // without a sign of it would be another number.
         let with_age = |text: &str| age.as_ref().map(|age| format!("{text}, {age}"));
         let whole = format!("{op} {call}");
-        let wanted = [with_age(&whole), with_age(call), Some(whole)];
+        let number = call.split(' ').next().unwrap_or(call);
+        let wanted = [
+            with_age(&whole),
+            with_age(call),
+            with_age(number),
+            age.clone(),
+            Some(whole),
+        ];
         let fitting = wanted
             .into_iter()
             .flatten()
@@ -351,7 +358,9 @@ mod tests {
         lane.spans[1].age = Some("31 s".into());
         assert_eq!(drawn(&lane, 40), "█#3 dp██····▒all_reduce #3 dp, 31 s▒▒▒▒▒");
         assert_eq!(drawn(&lane, 22), "████··▒#3 dp, 31 s▒▒▒▒");
-        assert_eq!(drawn(&lane, 15), "███·▒#3 dp▒▒▒▒▒");
+        // A narrow bar has the number and the age, or the age.
+        assert_eq!(drawn(&lane, 15), "███·▒#3, 31 s▒▒");
+        assert_eq!(drawn(&lane, 12), "██·▒31 s▒▒▒▒");
         lane.spans[1].age = None;
         // A number or a group that does not fit is marked as cut.
         lane.spans[0].call = "#30001 dp".into();
@@ -396,15 +405,6 @@ mod tests {
     }
 
     #[test]
-    fn the_cursor_is_in_the_column_of_its_time_or_nowhere() {
-        assert_eq!(cursor(&timeline(None), 50), None);
-        assert_eq!(cursor(&timeline(Some(0)), 50), Some(0));
-        assert_eq!(cursor(&timeline(Some(99)), 50), Some(49));
-        assert_eq!(cursor(&timeline(Some(100)), 50), None);
-        assert_eq!(cursor(&timeline(Some(-1)), 50), None);
-    }
-}
-    #[test]
     fn the_cursor_covers_no_letter_of_a_name() {
         let theme = Theme::new(ThemeName::Dark, Depth::None);
         let lane = Lane {
@@ -435,3 +435,12 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_cursor_is_in_the_column_of_its_time_or_nowhere() {
+        assert_eq!(cursor(&timeline(None), 50), None);
+        assert_eq!(cursor(&timeline(Some(0)), 50), Some(0));
+        assert_eq!(cursor(&timeline(Some(99)), 50), Some(49));
+        assert_eq!(cursor(&timeline(Some(100)), 50), None);
+        assert_eq!(cursor(&timeline(Some(-1)), 50), None);
+    }
+}

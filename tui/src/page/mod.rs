@@ -151,7 +151,7 @@ pub struct Lane {
     pub label: String,
     /// Tone of the label.
     pub tone: Tone,
-    /// Operations, oldest first.
+    /// Operations, oldest first; the one that the rank waits in is the last. Each is drawn over those before it.
     pub spans: Vec<Span>,
 }
 

@@ -168,3 +168,26 @@ fn a_replay_shows_the_whole_of_short_records() {
     let fitted = width_of(replay);
     assert!(fitted > 0 && fitted < usual, "{fitted} of {usual}");
 }
+
+#[test]
+fn the_operation_that_a_rank_waits_in_is_drawn_over_what_is_queued_behind_it() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let wait = snapshot.report.waits[0].clone();
+    let mut ranks = snapshot.ranks.to_vec();
+    let view = ranks.iter_mut().find(|view| view.rank == wait.rank);
+    let view = view.expect("the rank was read");
+    let mut dump = Dump::clone(&view.dumps[0]);
+    let mut queued = dump.entries.last().expect("the rank issued").clone();
+    queued.record_id += 1;
+    queued.collective_seq_id += 7;
+    queued.time_created_ns += 1_000_000;
+    dump.entries.push(queued);
+    view.dumps[0] = Arc::new(dump);
+    snapshot.ranks = ranks.into();
+    let mut state = showing(snapshot, (100, 30));
+    let lane = lane_of(&mut state, wait.rank);
+    let calls: Vec<&str> = lane.spans.iter().rev().map(|span| &*span.call).collect();
+    let number = |seq: u64| format!("#{seq} ");
+    assert!(calls[0].starts_with(&number(wait.seq)), "{calls:?}");
+    assert!(calls[1].starts_with(&number(wait.seq + 7)), "{calls:?}");
+}

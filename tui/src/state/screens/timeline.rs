@@ -338,15 +338,20 @@ pub(super) fn overdue_age(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry
     model.age(model.as_of_ns.map(ms)).filter(|_| is_overdue)
 }
 
-/// Whether an operation of this group is pending, and overdue.
-fn is_overdue(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry) -> bool {
+/// The counter and the number of an operation.
+fn number_of(entry: &Entry) -> (SeqKind, u64) {
     let kind = match entry.is_p2p || entry.op.is_p2p() {
         true => SeqKind::P2pSeqId,
         false => SeqKind::CollectiveSeqId,
     };
+    (kind, seq_of(entry))
+}
+
+/// Whether an operation of this group is pending, and overdue.
+fn is_overdue(model: &ViewModel<'_>, group: &GroupRef, entry: &Entry) -> bool {
     model.snapshot.report.pending().any(|instance| {
         instance.overdue
-            && (instance.seq_kind, instance.seq) == (kind, seq_of(entry))
+            && (instance.seq_kind, instance.seq) == number_of(entry)
             && instance.group == *group
     })
 }
@@ -376,8 +381,18 @@ fn lane(
     let view = &model.snapshot.ranks[index];
     let state = model.index.states[index];
     let marked = model.marks.contains(&view.rank);
-    let operations = operations(view).into_iter();
-    let spans = operations
+    let mut operations = operations(view);
+    // What the rank waits in is drawn over what is queued behind it.
+    let waits = model.snapshot.report.waits.iter();
+    let waits: Vec<_> = waits.filter(|wait| wait.rank == view.rank).collect();
+    operations.sort_by_key(|&(dump, entry)| {
+        end_of(dump, entry).is_none()
+            && waits.iter().any(|wait| {
+                (wait.seq_kind, wait.seq) == number_of(entry)
+                    && group_of(dump, entry).as_ref() == Some(&wait.group)
+            })
+    });
+    let spans = (operations.into_iter())
         .filter(|(_, entry)| entry.time_created_ns < to_ns)
         .filter_map(|(dump, entry)| {
             let end = end_of(dump, entry);

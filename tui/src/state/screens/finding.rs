@@ -8,7 +8,7 @@ use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest,
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
-use rcomm_analyzer::format::rank_set;
+use rcomm_analyzer::format::{count, rank_set};
 use rcomm_analyzer::print::human::format_doubt;
 use rcomm_analyzer::{Code, Finding, RankState, Severity, explain};
 use rcomm_recorder::model::Rank;
@@ -130,17 +130,7 @@ fn explanation_lines(code: Code, width: usize) -> Vec<Line> {
         lines.extend(items.iter().map(|item| vec![plain(format!("- {item}"))]));
     }
     let wrapped = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
-    let mut lines: Vec<Line> = wrapped.collect();
-    let room = usize::from(rows.saturating_sub(1));
-    if lines.len() > room {
-        lines.truncate(room.saturating_sub(1));
-        let rest = format!("... the rest: rcomm-fr explain {}", finding.code);
-        lines.push(vec![styled(rest, Tone::Dim)]);
-    }
-    (room >= MIN_LINES).then(|| Pane {
-        title: format!("what {} means", finding.code),
-        body: Body::Text(lines),
-    })
+    wrapped.collect()
 }
 
 fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
@@ -194,6 +184,25 @@ fn cycle(model: &ViewModel<'_>, ranks: &[Rank]) -> Vec<String> {
 pub(super) fn next(finding: &Finding) -> Option<Line> {
     let head = styled("next: ", Tone::Accent);
     (!finding.next.is_empty()).then(|| vec![head, plain(finding.next.clone())])
+}
+
+/// The highest confidence of a finding whose doubts are shown beside its sentence. The screen of the finding shows them
+/// always.
+const UNSURE: f64 = 0.75;
+
+/// If a finding is not sure (its confidence is at most [`UNSURE`]), the lines with its doubts; on a terminal with few
+/// rows, the first one, and how many others the finding's own screen has. Empty if it is sure.
+pub(super) fn doubts_if_unsure(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
+    if finding.confidence > UNSURE {
+        return vec![];
+    }
+    let mut lines = doubts(finding);
+    if model.size.1 < overview::ROOMY_ROWS && lines.len() > 1 {
+        let more = count(lines.len() as u64 - 1, "other doubt");
+        lines.truncate(1);
+        lines[0].push(plain(format!("; and {more}")));
+    }
+    lines
 }
 
 /// Why the finding may be wrong, and whom the records accuse as well.

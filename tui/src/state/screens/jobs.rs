@@ -60,8 +60,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(head, "jobs", table)
 }
 
-/// The whole first line of the job in a row, which the table cuts or leaves out, with the time since when it holds and
-/// the next step; `None` if the row has no judged job.
+/// The whole first line of the job in a row, which the table cuts or leaves out, with the time since when it holds, the
+/// doubts and the next step; `None` if the row has no judged job.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let rows = &page.table(0)?.rows;
     let row = rows.get(row.min(rows.len().saturating_sub(1)))?;
@@ -77,6 +77,7 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
             let since = format!("{} UTC", time_of_day(since.at_ns));
             vec![styled("since: ", Tone::Accent), plain(since)]
         }));
+        lines.extend(finding::doubts_if_unsure(model, head));
         lines.extend(finding::next(head));
     }
     let width = usize::from(model.size.0);

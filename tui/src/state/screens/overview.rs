@@ -332,22 +332,12 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     Some(format!("{age}since {since} UTC  "))
 }
 
-/// The highest confidence of a finding whose doubts the first screen shows. The screen of the finding shows them
-/// always.
-const UNSURE: f64 = 0.75;
-
-/// If the headline's finding is not sure (its confidence is at most [`UNSURE`]), the lines with its doubts; on a
-/// terminal with few rows, the first one, and how many others the finding's own screen has. Empty if it is sure.
+/// The lines with the doubts of the headline's finding; see [`finding::doubts_if_unsure`].
 fn doubt_lines(model: &ViewModel<'_>) -> Vec<Line> {
-    let unsure = head_finding(model).filter(|finding| finding.confidence <= UNSURE);
-    let mut lines = unsure.map(finding::doubts).unwrap_or_default();
+    let finding = head_finding(model);
+    let mut lines = finding.map_or_else(Vec::new, |it| finding::doubts_if_unsure(model, it));
     for line in &mut lines {
         line[0].text.insert_str(0, "   ");
-    }
-    if !is_roomy(model) && lines.len() > 1 {
-        let more = count(lines.len() as u64 - 1, "other doubt");
-        lines.truncate(1);
-        lines[0].push(plain(format!("; and {more}")));
     }
     lines
 }

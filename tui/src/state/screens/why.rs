@@ -55,9 +55,12 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     // The roots are those of the requested finding or, without one, those of the whole hang.
     let finding =
         requested_finding(model, target).or(model.index.head.map(|index| &report.findings[index]));
-    if let Some(finding) = finding.filter(|_| start.is_none()) {
-        head.push(vec![plain(model.sentence(finding))]);
-        head.extend(super::finding::next(finding));
+    if let Some(finding) = finding {
+        // For a waiting rank, the path to its cause takes the place of the sentence; the cause is as doubtful.
+        let sentence = vec![plain(model.sentence(finding))];
+        head.extend(start.is_none().then_some(sentence));
+        head.extend(super::finding::doubts_if_unsure(model, finding));
+        head.extend((super::finding::next(finding)).filter(|_| start.is_none()));
     }
     rows.extend(tree(model, &roots, &chain));
     Page::of(head, "why", table(rows))

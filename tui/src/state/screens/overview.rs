@@ -11,9 +11,10 @@ use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Grid, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{Marked, since_ms};
+use rcomm_analyzer::causes::{self, Link};
 use rcomm_analyzer::format::{count, duration_ms};
 use rcomm_analyzer::print::human::format_ranks_read;
-use rcomm_analyzer::{Finding, RankState, Report, Until, Verdict, causes};
+use rcomm_analyzer::{Finding, RankState, Report, Until, Verdict};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 use serde::Deserialize;
@@ -420,18 +421,27 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     }
     let mut text = format!("   why: {}", name_ranks(roots, 4));
     let mut level = 0;
-    for link in &chain {
+    let name = |link: &Link| {
         let groups = model.labels(&link.groups);
-        let seq = match link.seq {
-            (a, b) if a == b => format!(" #{a}"),
-            _ => String::new(),
+        match link.seq {
+            (a, b) if a == b => format!("{groups} #{a}"),
+            _ => groups,
+        }
+    };
+    for link in &chain {
+        // Messages have numbers of their own: a message and a collective of a group may have the same one.
+        let alike = chain.iter().filter(|other| name(other) == name(link));
+        let op = match alike.count() {
+            1 => String::new(),
+            _ => format!("{} ", link.op),
         };
         // Links of one level wait for the previous level, not for each other.
         let sign = if link.level == level { "," } else { " <-" };
         level = link.level;
         let verb = why::verb(model, &link.ranks);
         let ranks = count(link.ranks.len() as u64, "rank");
-        text.push_str(&format!("{sign} {groups}{seq} ({ranks} {verb})"));
+        let name = name(link);
+        text.push_str(&format!("{sign} {op}{name} ({ranks} {verb})"));
     }
     // The hint is left out if it does not fit: the footer shows the key too.
     let hint = model.hint("  ", &[Action::Why], "");

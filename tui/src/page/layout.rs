@@ -261,6 +261,13 @@ pub(crate) fn is_whole(page: &Page, pane: usize, (width, height): (u16, u16)) ->
     needed_rows(&page.panes[pane], rect.width) <= rect.height
 }
 
+/// How many rows more than it needs a pane has on a terminal of this size.
+pub(crate) fn spare_rows(page: &Page, pane: usize, (width, height): (u16, u16)) -> u16 {
+    let rect = of(page, Rect::new(0, 0, width, height)).panes[pane];
+    let needed = needed_rows(&page.panes[pane], rect.width);
+    rect.height.saturating_sub(needed)
+}
+
 /// Distributes `available` rows: small panes get what they need, the others share the rest. Rows that no pane needs go
 /// to the pane with the index `spare`.
 fn share(wanted: &[u16], available: u16, spare: usize) -> Vec<u16> {

@@ -2,7 +2,7 @@
 
 use super::screens::{Fold, OverviewPane, ViewModel, has_trends, has_two_columns, page_of};
 use crate::page::Page;
-use crate::page::layout::{needed, needed_rows};
+use crate::page::layout::{is_whole, needed, needed_rows};
 use std::collections::HashMap;
 
 /// How the first screen was built last: what keeps the panes in their places while operations come and go.
@@ -72,12 +72,17 @@ pub(super) fn arranged(
         if panes.contains(&pane) {
             continue;
         }
+        // Of two columns, the left one ends with the operations: it is the shorter one where many are in flight.
+        let is_next = |other: &OverviewPane| match pane {
+            OverviewPane::Operations if has_two_columns(model) => *other == OverviewPane::Groups,
+            _ => is_last(other),
+        };
         let mut panes_with = panes.clone();
-        panes_with.insert(panes.iter().position(is_last).unwrap_or(panes.len()), pane);
+        panes_with.insert(panes.iter().position(is_next).unwrap_or(panes.len()), pane);
         let page_with = page_of(model, &panes_with, &kept_rows);
         let is_shown = match before.filter(|_| selecting) {
             Some(before) => before.panes.contains(&pane),
-            None => needed(&page_with, model.size) <= model.size.1,
+            None => takes_no_row(&page_with, &page, model.size),
         };
         if is_shown {
             (panes, page) = (panes_with, page_with);
@@ -96,6 +101,14 @@ pub(super) fn arranged(
         kept_rows,
     };
     (arrangement, page)
+}
+
+/// Whether a page with one more pane shows all rows that the page without it shows.
+fn takes_no_row(page_with: &Page, page: &Page, size: (u16, u16)) -> bool {
+    let last = page_with.right.last().copied().unwrap_or(0);
+    let mut left = (0..last).filter(|index| !page_with.right.contains(index));
+    needed(page_with, size) <= size.1.max(needed(page, size))
+        && left.all(|index| is_whole(page_with, index, size))
 }
 
 /// Notes the rows that a pane needs, if it is one whose rows come and go.

@@ -6,7 +6,7 @@ use super::{
     warnings, why,
 };
 use crate::keys::Action;
-use crate::page::layout::{is_whole, needed};
+use crate::page::layout::{is_whole, needed, spare_rows};
 use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Grid, Line, Page, Pane, Strip, plain, styled};
@@ -181,7 +181,12 @@ pub(in crate::state) fn page_of(
         .position(|pane| *pane == OverviewPane::Operations)
     {
         let spare = model.size.1.saturating_sub(needed(&page, model.size));
-        page.panes[index] = operations_pane(model, MIN_OPERATIONS + usize::from(spare));
+        // One of two columns also has the rows by which the other is longer.
+        let more = match two_columns {
+            true => spare_rows(&page, index, model.size),
+            false => 0,
+        };
+        page.panes[index] = operations_pane(model, MIN_OPERATIONS + usize::from(spare + more));
     }
     page
 }
@@ -435,12 +440,12 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
             1 => String::new(),
             _ => format!("{} ", link.op),
         };
+        let name = name(link);
         // Links of one level wait for the previous level, not for each other.
         let sign = if link.level == level { "," } else { " <-" };
         level = link.level;
         let verb = why::verb(model, &link.ranks);
         let ranks = count(link.ranks.len() as u64, "rank");
-        let name = name(link);
         text.push_str(&format!("{sign} {op}{name} ({ranks} {verb})"));
     }
     // The hint is left out if it does not fit: the footer shows the key too.

@@ -100,7 +100,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
         empty: if model.snapshot.report.in_flight.is_empty() {
             "nothing is in flight".into()
         } else if model.filter.is_empty() && !model.problems_only {
-            "nothing in flight here".into()
+            "nothing is in flight here".into()
         } else {
             model.none_left("operation in flight")
         },

@@ -1,5 +1,6 @@
-//! One rank: identity, health, the ranks it waits for and the ranks that wait for it, what to look at further, its
-//! operations in flight, its newest operations, and the stack of its newest call.
+//! One rank: identity, health, what it is at fault for, the ranks it waits for and the ranks that wait for it, what to
+//! look at further, the operations in flight that it has issued or that miss it, its newest operations, and the stack of
+//! its newest call.
 
 use super::timeline::{end_of, overdue_age};
 use super::{ViewModel, in_flight, look_further, name_ranks, overview};
@@ -9,7 +10,7 @@ use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::index::Marked;
 use rcomm_analyzer::format::{count, grouped, is_library};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{Code, GroupRef, RankView, seq_of, status_entry};
+use rcomm_analyzer::{Code, Finding, GroupRef, RankView, Severity, seq_of, status_entry};
 use rcomm_recorder::model::text::{age, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -37,8 +38,10 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
     panes.extend([
         pane(
             &format!("{}, over all members", in_flight::title(model)),
+            // Those that it has issued, and those that wait for it.
             Body::Table(in_flight::table(model, |i| {
-                i.joined.binary_search(&rank).is_ok()
+                let mut ranks = [&i.joined, &i.missing].into_iter();
+                ranks.any(|ranks| ranks.binary_search(&rank).is_ok())
             })),
         ),
         pane(
@@ -88,11 +91,16 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     });
     who.push(plain(facts));
     let mut lines = vec![who];
-    // What is said of a late rank is not in its operations.
-    let mut findings = model.snapshot.report.findings.iter();
-    let late = findings.find(|it| it.code == Code::W220 && it.culprit_ranks.contains(&rank));
-    if let Some(finding) = late.filter(|finding| !model.muted.contains(&finding.code)) {
+    // What a rank is at fault for, or why it is late, is not in its operations.
+    let blames = |finding: &&Finding| {
+        let is_cause = finding.severity == Severity::Error && finding.caused_by.is_none();
+        (is_cause || finding.code == Code::W220)
+            && finding.culprit_ranks.contains(&rank)
+            && !model.muted.contains(&finding.code)
+    };
+    if let Some(finding) = model.snapshot.report.findings.iter().find(blames) {
         lines.push(vec![plain(model.sentence(finding))]);
+        lines.extend(super::finding::doubts_if_unsure(model, finding));
         lines.extend(super::finding::next(finding));
     }
     let waits = &model.snapshot.report.waits;

@@ -79,7 +79,7 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
                 facts.push_str(&format!("  step {}", status.step));
             }
             if !status.phase.is_empty() {
-                facts.push_str(&format!("  phase {:?}", status.phase));
+                facts.push_str(&format!("  phase `{}`", status.phase));
             }
         }
     }

@@ -257,7 +257,7 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
         .and_then(|rank_report| rank_report.phase.as_ref())
         .filter(|p| !p.is_empty())
     {
-        what.push_str(&format!(", phase {phase:?}"));
+        what.push_str(&format!(", phase `{phase}`"));
     }
     let who = model.rank_label(rank);
     let (word, mark) = cause(model, rank);

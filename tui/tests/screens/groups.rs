@@ -305,3 +305,33 @@ fn the_newest_step_of_each_reducer_is_shown() {
     let _ = writeln!(all, "=== none\n{}", text::of(&state));
     insta::assert_snapshot!(all);
 }
+
+#[test]
+fn a_message_says_who_posted_which_end() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let group = snapshot
+        .report
+        .groups
+        .iter()
+        .find(|it| it.last_seq.is_some());
+    let group = group.expect("a group has operations").group.clone();
+    let report = Arc::make_mut(&mut snapshot.report);
+    report.in_flight.truncate(1);
+    let message = &mut report.in_flight[0];
+    (message.group, message.seq) = (group.clone(), 81);
+    (message.op, message.seq_kind) = ("recv".into(), SeqKind::P2pSeqId);
+    (message.joined, message.missing) = (vec![group.ranks[1]], vec![group.ranks[0]]);
+    for (overdue, words) in [(true, "never posted"), (false, "has not yet posted")] {
+        let mut snapshot = snapshot.clone();
+        Arc::make_mut(&mut snapshot.report).in_flight[0].overdue = overdue;
+        let mut state = showing(snapshot, (120, 40));
+        press(&mut state, &format!(":group {}<enter>", group.name));
+        let screen = text::of(&state);
+        let posted = format!("oldest: recv #81 of rank {}, 102 s", group.ranks[1]);
+        let missing = format!("; rank {} {words} its send; messages", group.ranks[0]);
+        assert!(
+            screen.contains(&posted) && screen.contains(&missing),
+            "{screen}"
+        );
+    }
+}

@@ -123,10 +123,14 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Vec<Line> {
         ),
     ]];
     if let Some(oldest) = oldest {
-        let joined = joined(oldest);
+        let is_message = oldest.seq_kind == SeqKind::P2pSeqId;
         let failed = oldest.state == InstanceState::Failed;
         let which = if failed { "failed" } else { "oldest" };
-        let mut text = format!("{which}: {} #{}, {joined} joined", oldest.op, oldest.seq);
+        let mut text = format!("{which}: {} #{}", oldest.op, oldest.seq);
+        text.push_str(&match is_message {
+            true => format!(" of {}", name_ranks(&oldest.joined, 6)),
+            false => format!(", {} joined", joined(oldest)),
+        });
         if let Some(error) = &oldest.error {
             text.push_str(&format!(", {error}"));
         }
@@ -135,13 +139,19 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Vec<Line> {
         }
         if !oldest.missing.is_empty() {
             let missing = name_ranks(&oldest.missing, 6);
-            let so_far = match oldest.overdue {
-                true => "never issued",
-                false => NOT_YET,
-            };
-            text.push_str(&format!(", {so_far} by {missing}"));
+            text.push_str(&match (is_message, oldest.overdue) {
+                (true, true) => format!("; {missing} never posted its {}", counterpart(&oldest.op)),
+                (true, false) => {
+                    format!(
+                        "; {missing} has not yet posted its {}",
+                        counterpart(&oldest.op)
+                    )
+                }
+                (false, true) => format!(", never issued by {missing}"),
+                (false, false) => format!(", {NOT_YET} by {missing}"),
+            });
         }
-        if oldest.seq_kind == SeqKind::P2pSeqId {
+        if is_message {
             text.push_str("; messages have numbers of their own, and are not in the matrix");
         }
         lines.push(vec![plain(text)]);
@@ -158,6 +168,15 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, shown: &Shown) -> Vec<Line> {
     }
     lines.push(legend);
     lines
+}
+
+/// What the other end of a message posts.
+fn counterpart(op: &str) -> &'static str {
+    match op {
+        "send" => "recv",
+        "recv" => "send",
+        _ => "part",
+    }
 }
 
 fn tone(cell: matrix::Cell) -> Tone {

@@ -36,7 +36,15 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                     format!("{}/{}", source.answered, source.known),
                     source.answered as f64,
                 ),
-                Cell::number(age(silence), silence.unwrap_or(f64::NAN)),
+                // Of records that were read once, there is no other answer to wait for.
+                Cell::number(
+                    match silence {
+                        Some(_) if model.is_replay => String::new(),
+                        Some(_) => format!("{} ago", age(silence)),
+                        None => age(None),
+                    },
+                    silence.unwrap_or(f64::NAN),
+                ),
                 Cell::text(state),
             ],
             tone,
@@ -53,7 +61,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         columns: vec![
             rest("source", 0),
             number("ranks", 0),
-            number("reply", 0),
+            number("last answer", 0),
             rest("state", 0),
         ],
         rows: rows.collect(),

@@ -153,6 +153,34 @@ fn the_command_looks_where_the_finding_leads() {
 }
 
 #[test]
+fn no_screen_has_a_command_for_a_call_that_has_returned_with_a_mismatch() {
+    let mut snapshot = recorded(Situation::Mismatch);
+    for returned in [false, true] {
+        if returned {
+            let report = Arc::make_mut(&mut snapshot.report);
+            let mut rows = report.ranks.iter_mut();
+            let row = rows.find(|row| row.rank == 21).expect("rank 21 was read");
+            (row.pending, row.failure) = (0, Some("the calls do not match".into()));
+        }
+        for keys in ["", "6<enter>", ":rank 21<enter>"] {
+            let mut state = showing(snapshot.clone(), (120, 30));
+            press(&mut state, keys);
+            let screen = text::of(&state);
+            let shown = screen.contains("--pid") || screen.contains("gdb -p");
+            assert_eq!(shown, !returned, "{keys}\n{screen}");
+        }
+        let mut state = showing(snapshot.clone(), (120, 30));
+        match press(&mut state, "y") {
+            Some(Command::Copy(copied)) => {
+                let is_command = copied.contains("--pid") || copied.contains("gdb -p");
+                assert_eq!(is_command, !returned, "{copied}");
+            }
+            other => panic!("not copied: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn facts_about_the_rank_at_fault_are_read_every_ten_seconds_and_shown() {
     let snapshot = recorded(Situation::StuckRank);
     let at = snapshot.at;

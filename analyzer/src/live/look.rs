@@ -3,13 +3,17 @@
 use super::Snapshot;
 use super::source::Liveness;
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::Code;
+use rcomm_verdict::{Code, Verdict};
 
 impl Snapshot {
     /// A shell command for the rank's host that shows more about the rank: it prints the stacks of the rank's process,
     /// where a late one spends its time, or the state and the parent of a stopped one; if the process has ended, the
-    /// kernel's messages about killed processes. `None` if the process id is not known.
+    /// kernel's messages about killed processes. `None` if the process id is not known, or if the rank's call has
+    /// returned with the error of a mismatch: then its process shows nothing of that.
     pub fn look_command(&self, rank: Rank) -> Option<String> {
+        if self.report.verdict == Verdict::Mismatch && self.report.failure(rank).is_some() {
+            return None;
+        }
         let view = self.rank(rank)?;
         let dump = view.first_dump()?;
         let pid = dump.identity.pid;

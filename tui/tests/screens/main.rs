@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod findings;
 mod groups;
 mod jobs;
 mod overview;

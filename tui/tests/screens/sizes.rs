@@ -261,3 +261,49 @@ fn a_problem_has_a_color_and_a_glyph_and_without_colors_only_the_glyph() {
     let (same, color, _) = find(&state);
     assert_eq!((same, color), (row, ratatui::style::Color::Reset));
 }
+
+#[test]
+fn the_age_of_an_answer_is_not_called_the_time_of_a_reply() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    snapshot.sources[0].silence = Some(std::time::Duration::from_millis(902));
+    let mut state = showing(snapshot, (80, 24));
+    press(&mut state, "8");
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("last answer") && screen.contains("902 ms ago"),
+        "{screen}"
+    );
+    // Dumps were read once.
+    state.options.dumps = true;
+    press(&mut state, "18");
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("was read") && !screen.contains(" ago"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn the_left_column_has_the_operations_also_where_more_are_in_flight_than_fit() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let report = Arc::make_mut(&mut snapshot.report);
+    let first = report.in_flight[0].clone();
+    for seq in 0..60 {
+        let mut more = first.clone();
+        more.seq = 1_000 + seq;
+        report.in_flight.push(more);
+    }
+    let state = showing(snapshot, (200, 50));
+    let screen = text::of(&state);
+    let title = "last operations, newest first, of rank 21";
+    let row = screen.lines().find(|line| line.contains(title));
+    let row = row.unwrap_or_else(|| panic!("no operations\n{screen}"));
+    assert!(
+        row.find(title).is_some_and(|column| column < 20),
+        "{screen}"
+    );
+    // It fills the column.
+    let left = |line: &str| line.chars().take(99).all(char::is_whitespace);
+    let empty = screen.lines().filter(|line| left(line));
+    assert!(empty.count() <= 2, "{screen}");
+}

@@ -7,7 +7,7 @@ use crate::page::theme::Tone;
 use crate::page::width::whole_parts;
 use crate::page::{Body, Line, Pane, plain, styled};
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{Snapshot, Verdict};
+use rcomm_analyzer::Snapshot;
 use rcomm_recorder::model::Rank;
 
 /// The [command](Snapshot::look_command) that shows more about a rank. It runs over ssh, unless the rank's host is
@@ -45,14 +45,9 @@ fn shown_command(model: &ViewModel<'_>, rank: Rank) -> Option<String> {
     }
 }
 
-/// The line of the first screen with the command for the suspect; `None` if there is no such rank, no command for it,
-/// or if its call has returned with the error of a mismatch: then its process shows nothing of that.
+/// The line of the first screen with the command for the suspect; `None` if there is no such rank, or no command for it.
 pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     let rank = model.index.suspect?;
-    let report = &model.snapshot.report;
-    if report.verdict == Verdict::Mismatch && report.failure(rank).is_some() {
-        return None;
-    }
     let command = shown_command(model, rank)?;
     Some(vec![
         styled("   look: ", Tone::Accent),

@@ -170,10 +170,46 @@ fn ranks_that_failed_because_of_another_are_drawn_when_none_waits() {
     let page = page(&report, &dumps);
     assert!(page.contains("<h2>Who failed because of whom"), "{page}");
     assert_eq!(page.matches("class=\"edge\"").count(), 1, "{page}");
-    assert!(page.contains(" failed</title><rect"), "{page}");
+    assert!(page.contains(">failed in "), "{page}");
     // The bars, and the legend.
     assert!(page.contains(" failed\" x="), "{page}");
     assert!(page.contains("swatch failed"), "{page}");
+}
+
+#[test]
+fn a_wait_that_has_failed_since_is_drawn_as_a_failure() {
+    let mut report = sample::stuck();
+    assert!(page(&report, &[]).contains("<h2>Who waits for whom"));
+    for rank in &mut report.ranks {
+        (rank.failure, rank.pending) = (Some("rank 6 is gone".into()), 0);
+    }
+    let page = page(&report, &[]);
+    assert!(page.contains("<h2>Who failed because of whom"), "{page}");
+    // The group is in a line of its own, so that neither it nor the operation is cut.
+    let lines = ">failed in all_reduce #9133</text><text";
+    assert!(page.contains(lines), "{page}");
+    assert!(page.contains(">dp/12</text></g>"), "{page}");
+}
+
+#[test]
+fn a_cycle_is_drawn_from_the_rank_at_fault_with_those_that_wait_behind_it() {
+    let mut report = sample::cycle();
+    report.findings[0].culprit_ranks = vec![1];
+    let mut behind = report.waits[0].clone();
+    (behind.rank, behind.on) = (2, vec![1]);
+    report.waits.push(behind);
+    let page = page(&report, &[]);
+    let boxes: Vec<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("<g "))
+        .collect();
+    let begins = |at: usize, class: &str, title: &str| {
+        boxes[at].starts_with(&format!("<g class=\"{class}\"><title>{title}: "))
+    };
+    assert!(begins(0, "root", "rank 1"), "{boxes:?}");
+    assert!(begins(1, "cycle", "rank 0"), "{boxes:?}");
+    assert!(begins(2, "waits", "rank 2"), "{boxes:?}");
+    assert_eq!(page.matches("class=\"edge\"").count(), 3);
 }
 
 #[test]

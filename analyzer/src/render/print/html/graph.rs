@@ -1,21 +1,23 @@
 //! Draws the wait-for graphs of the first errors that no other finding caused, as SVG: the culprits are on the left,
-//! and each column waits for the one to its left. In the graph of a cycle, each rank waits for the next one. If no rank
-//! waits any more, the ranks that failed because of the culprits are drawn.
+//! and each column waits for the one to its left. A cycle begins with a culprit, each of its ranks waits for the next
+//! one, and the ranks that wait behind it are below and right of it. If no rank waits any more, the ranks that failed
+//! because of the culprits are drawn.
 //!
 //! Outside of cycles, ranks that wait in the same operation share a box, so a job of thousands of ranks has few boxes.
 
 use super::{Text, cut};
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::causes::{Link, consequences};
+use rcomm_verdict::causes::consequences;
 use rcomm_verdict::format::{GroupNames, Ranks, count};
 use rcomm_verdict::{Finding, Report, Severity, Wait};
 use std::collections::HashSet;
 use std::io::{self, Write};
 
 const BOX_WIDTH: usize = 240;
-const BOX_HEIGHT: usize = 50;
+const BOX_HEIGHT: usize = 66;
 const GAP_X: usize = 44;
-const GAP_Y: usize = 16;
+/// Arrows between columns that are not side by side run here.
+const GAP_Y: usize = 26;
 /// The number of characters in a line of a box.
 const BOX_CHARS: usize = 33;
 /// The largest number of boxes in a column; a last box counts the rest.
@@ -27,7 +29,10 @@ const MAX_GRAPHS: usize = 4;
 struct Node {
     ranks: Vec<Rank>,
     title: String,
+    /// The operation, or what happened to these ranks.
     text: String,
+    /// The group of the operation; empty if there is none.
+    group: String,
     class: &'static str,
     column: usize,
     row: usize,
@@ -58,16 +63,18 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             false => !report.waits.is_empty(),
         })
         .collect();
-    let place = |finding: &&Finding| match finding.cycle.is_empty() {
-        true => place_chain(report, finding, names),
-        false => place_cycle(finding, &report.waits, names),
-    };
-    let graphs = roots.iter().take(MAX_GRAPHS).map(place);
+    let graphs = roots.iter().take(MAX_GRAPHS);
+    let graphs = graphs.map(|finding| place(report, finding, names));
     let graphs: Vec<Vec<Node>> = graphs.filter(|nodes| nodes.len() > 1).collect();
     if graphs.is_empty() {
         return Ok(());
     }
-    let (title, arrows) = match report.waits.is_empty() {
+    // The waits of ranks that have failed since are in the report, too.
+    let is_over = |wait: &Wait| {
+        let mut accused = roots.iter().flat_map(|finding| &finding.culprit_ranks);
+        report.failure(wait.rank).is_some() || accused.any(|rank| *rank == wait.rank)
+    };
+    let (title, arrows) = match report.waits.iter().all(is_over) {
         true => (
             "Who failed because of whom",
             "those who failed to those at fault",
@@ -94,96 +101,105 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
     writeln!(out, "</section>")
 }
 
-/// The boxes of the culprits and of the ranks that wait or failed because of them, with at most [`MAX_COLUMN`] operations a
-/// column.
-fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<Node> {
-    let mut nodes = vec![Node {
-        ranks: finding.culprit_ranks.clone(),
-        title: Ranks(&finding.culprit_ranks).to_string(),
-        text: finding.name.replace('_', " "),
-        class: "root",
-        column: 0,
-        row: 0,
-    }];
-    let links = consequences(report, &finding.culprit_ranks);
-    let mut rows: Vec<usize> = vec![1];
-    let mut cut_links: Vec<usize> = vec![0];
-    for link in &links {
-        if rows.len() <= link.level {
-            rows.resize(link.level + 1, 0);
-            cut_links.resize(link.level + 1, 0);
-        }
-        if rows[link.level] < MAX_COLUMN {
-            nodes.push(place_link(report, link, rows[link.level], names));
-            rows[link.level] += 1;
-        } else {
-            cut_links[link.level] += 1;
-        }
-    }
-    for (column, &count) in cut_links
-        .iter()
-        .enumerate()
-        .filter(|(_, count)| **count > 0)
-    {
-        nodes.push(Node {
-            ranks: vec![],
-            title: format!("and {count} more"),
-            text: "operations".to_owned(),
+/// The boxes of the culprits, or of the ranks of a cycle, and of the ranks that wait or failed because of them, with at
+/// most [`MAX_COLUMN`] operations a column.
+fn place(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<Node> {
+    let (mut nodes, roots) = match finding.cycle.is_empty() {
+        true => (vec![root(finding)], &finding.culprit_ranks),
+        false => (place_cycle(finding, report, names), &finding.cycle),
+    };
+    // Per column, the boxes and the operations that are left out.
+    let mut rows: Vec<usize> = vec![1; nodes.len()];
+    let mut cut_links: Vec<usize> = vec![0; nodes.len()];
+    for link in consequences(report, roots) {
+        let mut node = Node {
+            title: Ranks(&link.ranks).to_string(),
+            text: operation(report, &link.ranks, &link.op, link.seq),
+            group: names.fold(&link.groups),
+            ranks: link.ranks,
             class: "waits",
-            column,
-            row: rows[column],
-        });
+            column: link.level,
+            row: 0,
+        };
+        // The ranks of a cycle have a column each.
+        let awaited = nodes.iter().filter(|to| awaits(&node, to, &report.waits));
+        let nearest = awaited.map(|to| to.column).min();
+        node.column = nearest.map_or(link.level, |column| column + 1);
+        if rows.len() <= node.column {
+            rows.resize(node.column + 1, 0);
+            cut_links.resize(node.column + 1, 0);
+        }
+        node.row = rows[node.column];
+        if node.row < MAX_COLUMN {
+            rows[node.column] += 1;
+            nodes.push(node);
+        } else {
+            cut_links[node.column] += 1;
+        }
     }
+    let cut = cut_links.iter().enumerate().filter(|(_, cut)| **cut > 0);
+    nodes.extend(cut.map(|(column, cut)| Node {
+        ranks: vec![],
+        title: format!("and {cut} more"),
+        text: "operations".to_owned(),
+        group: String::new(),
+        class: "waits",
+        column,
+        row: rows[column],
+    }));
     nodes
 }
 
-fn place_link(report: &Report, link: &Link, row: usize, names: &GroupNames) -> Node {
-    let seq = match link.seq {
-        (first, last) if first == last => format!("#{first}"),
-        (first, last) => format!("#{first}..{last}"),
-    };
-    let have_failed = link
-        .ranks
-        .iter()
-        .all(|&rank| report.failure(rank).is_some());
-    let failed = if have_failed { " failed" } else { "" };
+/// The box of the ranks that a finding without a cycle accuses.
+fn root(finding: &Finding) -> Node {
     Node {
-        ranks: link.ranks.clone(),
-        title: Ranks(&link.ranks).to_string(),
-        text: format!("{} {seq} on {}{failed}", link.op, names.fold(&link.groups)),
-        class: "waits",
-        column: link.level,
-        row,
+        ranks: finding.culprit_ranks.clone(),
+        title: Ranks(&finding.culprit_ranks).to_string(),
+        text: finding.name.replace('_', " "),
+        group: String::new(),
+        class: "root",
+        column: 0,
+        row: 0,
     }
 }
 
-/// One box for each rank of a cycle, in the order of the cycle.
-fn place_cycle(finding: &Finding, waits: &[Wait], names: &GroupNames) -> Vec<Node> {
-    let (cycle, culprits) = (&finding.cycle, &finding.culprit_ranks);
-    cycle
-        .iter()
-        .zip(cycle.iter().cycle().skip(1))
-        .enumerate()
-        .map(|(column, (&rank, next))| {
-            let wait = waits
-                .iter()
-                .find(|wait| wait.rank == rank && wait.on.contains(next));
-            Node {
-                ranks: vec![rank],
-                title: format!("rank {rank}"),
-                text: wait.map_or_else(String::new, |wait| {
-                    names.operation(&wait.op, wait.seq, &wait.group)
-                }),
-                class: if culprits.is_empty() || culprits.contains(&rank) {
-                    "root"
-                } else {
-                    "cycle"
-                },
-                column,
-                row: 0,
-            }
-        })
-        .collect()
+/// The operation in which these ranks wait, or in which all of them have failed.
+fn operation(report: &Report, ranks: &[Rank], op: &str, (first, last): (u64, u64)) -> String {
+    let has_failed = |rank: &Rank| report.failure(*rank).is_some();
+    let failed = if ranks.iter().all(has_failed) {
+        "failed in "
+    } else {
+        ""
+    };
+    match first == last {
+        true => format!("{failed}{op} #{first}"),
+        false => format!("{failed}{op} #{first}..{last}"),
+    }
+}
+
+/// One box for each rank of a cycle, in the order of the cycle, from a culprit on.
+fn place_cycle(finding: &Finding, report: &Report, names: &GroupNames) -> Vec<Node> {
+    let (mut cycle, culprits) = (finding.cycle.clone(), &finding.culprit_ranks);
+    let first = cycle.iter().position(|rank| culprits.contains(rank));
+    cycle.rotate_left(first.unwrap_or(0));
+    let nexts = cycle.iter().cycle().skip(1);
+    let place = |(column, (&rank, next)): (usize, (&Rank, &Rank))| {
+        let mut waits = report.waits.iter();
+        let wait = waits.find(|wait| wait.rank == rank && wait.on.contains(next));
+        let is_root = culprits.is_empty() || culprits.contains(&rank);
+        Node {
+            ranks: vec![rank],
+            title: format!("rank {rank}"),
+            text: wait.map_or_else(String::new, |wait| {
+                operation(report, &[rank], &wait.op, (wait.seq, wait.seq))
+            }),
+            group: wait.map_or_else(String::new, |wait| names.name(&wait.group)),
+            class: if is_root { "root" } else { "cycle" },
+            column,
+            row: 0,
+        }
+    };
+    cycle.iter().zip(nexts).enumerate().map(place).collect()
 }
 
 fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<()> {
@@ -207,42 +223,51 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
     )?;
     for (from_index, from) in nodes.iter().enumerate() {
         for (to_index, to) in nodes.iter().enumerate() {
-            if from_index != to_index && waits_for(from, to, waits) {
+            if from_index != to_index && leads_to(from, to, waits) {
                 write_edge(from, to, out)?;
             }
         }
     }
     for node in nodes {
         let (x, y) = (node.left(), node.top());
+        let on = if node.group.is_empty() { "" } else { " on " };
         writeln!(
             out,
-            "<g class=\"{}\"><title>{}: {}</title><rect x=\"{x}\" y=\"{y}\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"6\"/>\
-             <text x=\"{}\" y=\"{}\" class=\"title\">{}</text><text x=\"{}\" y=\"{}\">{}</text></g>",
+            "<g class=\"{}\"><title>{}: {}{on}{}</title><rect x=\"{x}\" y=\"{y}\" width=\"{BOX_WIDTH}\" height=\"{BOX_HEIGHT}\" rx=\"6\"/>",
             node.class,
             Text(&node.title),
             Text(&node.text),
-            x + 10,
-            y + 20,
-            // The title is bold and larger.
-            Text(&cut(&node.title, BOX_CHARS - 7)),
-            x + 10,
-            y + 39,
-            Text(&cut(&node.text, BOX_CHARS)),
+            Text(&node.group),
         )?;
+        // The title is bold and larger.
+        let lines = [
+            (20, " class=\"title\"", &node.title, BOX_CHARS - 7),
+            (39, "", &node.text, BOX_CHARS),
+            (55, "", &node.group, BOX_CHARS),
+        ];
+        let written = lines.into_iter().filter(|(.., text, _)| !text.is_empty());
+        for (below, class, text, chars) in written {
+            let (x, y) = (x + 10, y + below);
+            write!(
+                out,
+                "<text x=\"{x}\" y=\"{y}\"{class}>{}</text>",
+                Text(&cut(text, chars))
+            )?;
+        }
+        writeln!(out, "</g>")?;
     }
     writeln!(out, "</svg></div>")
 }
 
-/// Whether a rank of `from` waits for a rank of `to` or, if no rank waits, failed because of it. Outside of a cycle, `to`
-/// must be in the next column to the left.
-fn waits_for(from: &Node, to: &Node, waits: &[Wait]) -> bool {
+/// Whether an arrow leads from `from` to `to`: if its ranks wait for those of `to` or, if no rank waits, failed because
+/// of them. Outside of a cycle, `to` must be in the next column to the left.
+fn leads_to(from: &Node, to: &Node, waits: &[Wait]) -> bool {
     let is_cycle = from.class != "waits" && to.class != "waits";
-    if !is_cycle && to.column + 1 != from.column {
-        return false;
-    }
-    if waits.is_empty() {
-        return true;
-    }
+    (is_cycle || to.column + 1 == from.column) && (waits.is_empty() || awaits(from, to, waits))
+}
+
+/// Whether a rank of `from` waits for a rank of `to`.
+fn awaits(from: &Node, to: &Node, waits: &[Wait]) -> bool {
     let awaited: HashSet<Rank> = to.ranks.iter().copied().collect();
     let waiting: HashSet<Rank> = from.ranks.iter().copied().collect();
     waits

@@ -5,7 +5,7 @@ use rcomm_analyzer::print::html;
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{InstanceState, Policy, Report, analyze};
 use rcomm_recorder::model::EntryState;
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, RingReader};
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -210,6 +210,49 @@ fn a_cycle_is_drawn_from_the_rank_at_fault_with_those_that_wait_behind_it() {
     assert!(begins(1, "cycle", "rank 0"), "{boxes:?}");
     assert!(begins(2, "waits", "rank 2"), "{boxes:?}");
     assert_eq!(page.matches("class=\"edge\"").count(), 3);
+}
+
+#[test]
+fn an_operation_of_a_process_that_is_gone_ends_with_its_record() {
+    let mut dumps = dumps();
+    let report = analyze(&dumps, &Policy::default());
+    let is_pending = |dump: &&mut Dump| {
+        let newest = dump.entries.last();
+        newest.is_some_and(|entry| entry.state < EntryState::Completed)
+    };
+    for dump in dumps.iter_mut().filter(is_pending) {
+        dump.identity.reason = RingReader::OWNER_IS_DEAD.into();
+        dump.identity.dump_time_ns = dump.entries.last().map_or(0, |entry| entry.time_created_ns);
+    }
+    let page = page(&report, &dumps);
+    assert!(!page.contains(" pending\" x="), "{page}");
+    assert!(page.contains("swatch cutoff\"></b> never ended"), "{page}");
+    let bars: Vec<&str> = page
+        .lines()
+        .filter(|line| line.contains(" cutoff\" x="))
+        .collect();
+    assert!(!bars.is_empty(), "{page}");
+    for bar in bars {
+        assert!(
+            bar.contains(", not ended: its process is gone</title>"),
+            "{bar}"
+        );
+        // It has the least width, and does not reach the right edge.
+        assert!(bar.contains(" width=\"1.5\""), "{bar}");
+    }
+}
+
+#[test]
+fn kinds_of_groups_have_their_colors_by_name() {
+    let dumps = dumps();
+    let page = page(&analyze(&dumps, &Policy::default()), &dumps);
+    let legend = page.lines().find(|line| line.contains("swatch g0"));
+    let legend = legend.expect("the timeline has a legend");
+    let kinds: Vec<&str> = (legend.split("</b> ").skip(1))
+        .filter_map(|kind| kind.split('<').next())
+        .filter(|kind| *kind != "pending")
+        .collect();
+    assert!(kinds.len() > 1 && kinds.is_sorted(), "{kinds:?}");
 }
 
 #[test]

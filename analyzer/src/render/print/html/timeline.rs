@@ -1,14 +1,16 @@
 //! Draws the last operations of the chosen ranks over time, as SVG.
 //!
 //! The time axis ends soon after the last operation was issued: from then on, ranks only wait, and showing the wait to
-//! scale would leave no space for its cause. Pending operations extend to the right edge.
+//! scale would leave no space for its cause. Pending operations extend to the right edge; in a process that is gone,
+//! nothing is pending: what it never ended extends to the end of its record.
 
 use super::Text;
 use super::shown::ShownRecords;
 use rcomm_recorder::model::{Entry, EntryState};
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, RingReader};
 use rcomm_verdict::format::{GroupNames, count, duration_ms, group_label};
 use rcomm_verdict::{GroupRef, seq_of, status_entry};
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 const LABEL_WIDTH: f64 = 76.0;
@@ -77,16 +79,11 @@ pub(super) fn write(
     let Some(time_span) = TimeSpan::of(shown) else {
         return Ok(());
     };
-    writeln!(
-        out,
-        "<section>\n<h2>Timeline</h2>\n<p class=\"small\">From issue to completion, by the hosts' own clocks, the last {} before the newest issue. Pending operations extend to the right edge.</p>",
-        duration_ms((time_span.last - time_span.start) as f64 / 1e6)
-    )?;
-    let mut labels: Vec<String> = Vec::new();
+    let kinds = kinds(shown);
     let mut rows = String::new();
     let mut height = 4.0;
     let mut previous = None;
-    let mut states = States::default();
+    let mut drawn = Drawn::default();
     for (rank, dump) in shown_dumps(shown) {
         // The two records of a process with two recorders share a row.
         if previous != Some(rank) {
@@ -105,12 +102,23 @@ pub(super) fn write(
             );
         }
         previous = Some(rank);
-        let drawn = draw(dump, names, &time_span, height, &mut labels, &mut rows);
-        states.pending |= drawn.pending;
-        states.failed |= drawn.failed;
+        draw(
+            dump, names, &time_span, height, &kinds, &mut drawn, &mut rows,
+        );
     }
     height += ROW_HEIGHT + 20.0;
     let edge = time_span.x(time_span.last);
+    let cut_off = match drawn.cut_off {
+        true => {
+            " Those of a process that is gone never ended, and extend to the end of its record."
+        }
+        false => "",
+    };
+    writeln!(
+        out,
+        "<section>\n<h2>Timeline</h2>\n<p class=\"small\">From issue to completion, by the hosts' own clocks, the last {} before the newest issue. Pending operations extend to the right edge.{cut_off}</p>",
+        duration_ms((time_span.last - time_span.start) as f64 / 1e6)
+    )?;
     writeln!(
         out,
         "<div class=\"wide\" tabindex=\"0\"><svg class=\"timeline\" role=\"img\" aria-label=\"timeline\" width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\">\n{rows}\
@@ -122,21 +130,25 @@ pub(super) fn write(
         duration_ms((time_span.last - time_span.start) as f64 / 1e6),
     )?;
     write!(out, "<p class=\"legend small\">")?;
-    for (index, label) in labels.iter().enumerate() {
+    for (index, kind) in kinds
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| drawn.kinds.contains(index))
+    {
         write!(
             out,
             "<span><b class=\"swatch g{}\"></b> {}</span> ",
             index % COLORS,
-            Text(label)
+            Text(kind)
         )?;
     }
-    for (class, is_drawn) in [("pending", states.pending), ("failed", states.failed)] {
-        if is_drawn {
-            write!(
-                out,
-                "<span><b class=\"swatch {class}\"></b> {class}</span> "
-            )?;
-        }
+    let legend = [
+        ("pending", "pending", drawn.pending),
+        ("cutoff", "never ended", drawn.cut_off),
+        ("failed", "failed", drawn.failed),
+    ];
+    for (class, word, _) in legend.into_iter().filter(|(.., is_drawn)| *is_drawn) {
+        write!(out, "<span><b class=\"swatch {class}\"></b> {word}</span> ")?;
     }
     writeln!(out, "</p>")?;
     if shown.ranks_cut > 0 {
@@ -146,23 +158,65 @@ pub(super) fn write(
     writeln!(out, "</section>")
 }
 
-/// Which states of operations other than completed are drawn.
+/// The kinds of groups of which operations are drawn, by index, and the states other than completed.
 #[derive(Default)]
-struct States {
+struct Drawn {
+    kinds: BTreeSet<usize>,
     pending: bool,
+    /// Never ended, in a process that is gone.
+    cut_off: bool,
     failed: bool,
 }
 
-/// Draws the operations of one record, and adds the kinds of their groups to `labels`, the legend of the colors.
+/// Whether the record is a ring whose process is gone.
+fn is_gone(dump: &Dump) -> bool {
+    [RingReader::OWNER_IS_DEAD, RingReader::CLOSED].contains(&dump.identity.reason.as_str())
+}
+
+/// The group with this index in a record.
+fn group_of(dump: &Dump, index: usize) -> Option<GroupRef> {
+    let info = &dump.groups.get(index)?.info;
+    Some(GroupRef {
+        name: info.name.clone(),
+        desc: info.desc.clone(),
+        ranks: info.ranks.clone(),
+    })
+}
+
+/// Groups of one kind (such as all tp groups) share a color. The kind is the label before a slash or number.
+fn kind(group: &GroupRef) -> String {
+    let label = group_label(group);
+    let kind = label.split('/').next().unwrap_or(&label);
+    let kind = kind.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
+    if kind.is_empty() { &label } else { kind }.to_owned()
+}
+
+/// The kinds of the groups in which the shown ranks have operations, by name: the place of a kind is its color.
+fn kinds(shown: &ShownRecords<'_>) -> Vec<String> {
+    let mut kinds = BTreeSet::new();
+    for (_, dump) in shown_dumps(shown) {
+        let used: BTreeSet<usize> = (dump.entries.iter())
+            .map(|entry| entry.group as usize)
+            .collect();
+        kinds.extend(
+            used.iter()
+                .filter_map(|&index| group_of(dump, index))
+                .map(|group| kind(&group)),
+        );
+    }
+    kinds.into_iter().collect()
+}
+
+/// Draws the operations of one record. `kinds` are those of the groups, by color.
 fn draw(
     dump: &Dump,
     names: &GroupNames,
     time_span: &TimeSpan,
     top: f64,
-    labels: &mut Vec<String>,
+    kinds: &[String],
+    drawn: &mut Drawn,
     rows: &mut String,
-) -> States {
-    let mut states = States::default();
+) {
     let mut bars: Vec<&Entry> = dump
         .entries
         .iter()
@@ -171,10 +225,12 @@ fn draw(
         .take(MAX_DRAWN)
         .collect();
     bars.reverse();
+    let gone = is_gone(dump);
     for entry in bars {
         let status = status_entry(dump, entry);
         let pending = status.state < EntryState::Completed;
         let end = match status.time_discovered_completed_ns {
+            _ if pending && gone => dump.identity.dump_time_ns.max(entry.time_created_ns),
             _ if pending => i64::MAX,
             0 => entry.time_created_ns,
             ns => ns,
@@ -182,29 +238,11 @@ fn draw(
         if end < time_span.start {
             continue;
         }
-        let Some(group) = dump.groups.get(entry.group as usize) else {
+        let Some(group) = group_of(dump, entry.group as usize) else {
             continue;
         };
-        let group = GroupRef {
-            name: group.info.name.clone(),
-            desc: group.info.desc.clone(),
-            ranks: group.info.ranks.clone(),
-        };
-        let label = group_label(&group);
-        // Groups of one kind (such as all tp groups) share a color. The kind is the label before a slash or number.
-        let kind = label
-            .split('/')
-            .next()
-            .unwrap_or(&label)
-            .trim_end_matches(|c: char| c.is_ascii_digit() || c == '_');
-        let kind = if kind.is_empty() { &label } else { kind };
-        let color = labels
-            .iter()
-            .position(|known| known == kind)
-            .unwrap_or_else(|| {
-                labels.push(kind.to_owned());
-                labels.len() - 1
-            });
+        let kind = kind(&group);
+        let color = kinds.iter().position(|known| *known == kind).unwrap_or(0);
         let (x, right) = (time_span.x(entry.time_created_ns), time_span.x(end));
         let op = dump
             .signatures
@@ -212,10 +250,13 @@ fn draw(
             .map_or(entry.op.name(), |signature| signature.op_name.as_str());
         let seq = seq_of(entry);
         let failed = status.state == EntryState::Failed;
-        states.pending |= pending;
-        states.failed |= failed;
+        drawn.kinds.insert(color);
+        drawn.pending |= pending && !gone;
+        drawn.cut_off |= pending && gone;
+        drawn.failed |= failed;
         let took = || duration_ms((end - entry.time_created_ns) as f64 / 1e6);
         let (class, state) = match (pending, failed) {
+            (true, _) if gone => (" cutoff", "not ended: its process is gone".to_owned()),
             (true, _) => (" pending", "pending".to_owned()),
             (_, true) => (" failed", format!("failed after {}", took())),
             (false, false) => ("", took()),
@@ -231,5 +272,4 @@ fn draw(
             Text(&names.name(&group)),
         );
     }
-    states
 }

@@ -256,6 +256,13 @@ fn kinds_of_groups_have_their_colors_by_name() {
 }
 
 #[test]
+fn a_warning_accuses_no_rank() {
+    let page = page(&sample::warning(), &[]);
+    assert!(page.contains("<dt>Late</dt><dd>rank 2</dd>"), "{page}");
+    assert!(!page.contains("At fault"), "{page}");
+}
+
+#[test]
 fn browser_shows_the_page_without_an_error() {
     let chromium = Path::new("/usr/bin/chromium");
     if !chromium.exists() {

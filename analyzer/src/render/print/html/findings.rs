@@ -5,7 +5,7 @@ use crate::render::print::human::{failures, format_doubt};
 use crate::render::state_name;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
-use rcomm_verdict::{Finding, Report, Severity};
+use rcomm_verdict::{Code, Finding, Report, Severity};
 use std::io::{self, Write};
 
 /// Consequences at a greater depth are left out, to bound the nesting.
@@ -74,8 +74,10 @@ fn write_card(
     }
     item("Next", &finding.next)?;
     if !finding.culprit_ranks.is_empty() {
-        let name = if depth == 0 { "At fault" } else { "Who" };
-        item(name, &Ranks(&finding.culprit_ranks).to_string())?;
+        item(
+            role(finding, depth),
+            &Ranks(&finding.culprit_ranks).to_string(),
+        )?;
     }
     item("Or else", &format_doubt(finding))?;
     let waiting = finding.victim_ranks.iter().copied();
@@ -143,6 +145,17 @@ fn write_card(
         }
     }
     writeln!(out, "</article>")
+}
+
+/// What a finding says of its ranks: only an error accuses them. That of a consequence does not.
+const fn role(finding: &Finding, depth: usize) -> &'static str {
+    match (finding.severity, finding.code) {
+        _ if depth > 0 => "Who",
+        (Severity::Error, _) => "At fault",
+        (_, Code::W220) => "Late",
+        (_, Code::W150) => "Silent",
+        _ => "Who",
+    }
 }
 
 fn write_evidence(finding: &Finding, names: &GroupNames, out: &mut dyn Write) -> io::Result<()> {

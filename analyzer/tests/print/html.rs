@@ -263,6 +263,25 @@ fn a_warning_accuses_no_rank() {
 }
 
 #[test]
+fn the_doubts_of_an_unsure_finding_are_beside_its_next_step() {
+    let banner = |report: &Report| {
+        let page = page(report, &[]);
+        let (header, _) = page.split_once("</header>").expect("the page has a header");
+        header.to_owned()
+    };
+    let mut report = sample::cycle();
+    report.findings[0].doubts = vec!["rank 1 may be slow".into()];
+    let unsure = banner(&report);
+    assert!(unsure.contains("<b>Or else:</b> the records"), "{unsure}");
+    assert!(
+        unsure.contains("<b>Not sure:</b> rank 1 may be slow"),
+        "{unsure}"
+    );
+    report.findings[0].confidence = 0.9;
+    assert!(!banner(&report).contains("class=\"doubt\""));
+}
+
+#[test]
 fn browser_shows_the_page_without_an_error() {
     let chromium = Path::new("/usr/bin/chromium");
     if !chromium.exists() {

@@ -12,13 +12,15 @@ mod stacks;
 mod tables;
 mod timeline;
 
-use super::human::format_ranks_read;
+use super::human::{self, format_ranks_read};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::format::{GroupNames, count, printable};
 use rcomm_verdict::{Report, Verdict};
 use std::fmt;
 use std::io::{self, Write};
 
+/// The highest confidence of a finding whose doubts are at the top of the page, as on rcomm-top's first screen.
+const UNSURE: f64 = 0.75;
 const STYLE: &str = include_str!("style.css");
 
 /// Writes the page. `dumps` are the records of the report; without them, the matrices and the timeline are left out.
@@ -26,7 +28,7 @@ const STYLE: &str = include_str!("style.css");
 /// # Errors
 /// If `out` cannot be written to.
 pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result<()> {
-    let headline = crate::render::print::human::one_line(report);
+    let headline = human::one_line(report);
     write!(
         out,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -71,6 +73,14 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
                 "<p class=\"next\"><b>Next:</b> {}</p>",
                 Text(&finding.next)
             )?;
+        }
+        if finding.confidence <= UNSURE {
+            let or_else = Some(human::format_doubt(finding)).filter(|doubt| !doubt.is_empty());
+            let or_else = or_else.iter().map(|doubt| ("Or else", doubt));
+            let doubts = finding.doubts.iter().map(|doubt| ("Not sure", doubt));
+            for (name, doubt) in or_else.chain(doubts) {
+                writeln!(out, "<p class=\"doubt\"><b>{name}:</b> {}</p>", Text(doubt))?;
+            }
         }
     } else {
         let end = report.end.as_ref().map(|end| end.sentence.as_str());

@@ -3,7 +3,7 @@
 use crate::sample;
 use rcomm_analyzer::print::html;
 use rcomm_analyzer::simulate::{Simulation, Situation};
-use rcomm_analyzer::{InstanceState, Policy, Report, analyze};
+use rcomm_analyzer::{InstanceState, Policy, Report, SeqKind, analyze};
 use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::{Dump, RingReader};
 use std::io::Write as _;
@@ -279,6 +279,19 @@ fn the_doubts_of_an_unsure_finding_are_beside_its_next_step() {
     );
     report.findings[0].confidence = 0.9;
     assert!(!banner(&report).contains("class=\"doubt\""));
+}
+
+#[test]
+fn the_matrix_says_that_it_does_not_hold_the_message_that_a_finding_is_about() {
+    let dumps = dumps();
+    let mut report = analyze(&dumps, &Policy::default());
+    let said = "E101 is about recv #7, a message: messages have numbers of their own";
+    assert!(!page(&report, &dumps).contains(said));
+    let finding = &mut report.findings[0];
+    (finding.op, finding.seq) = (Some("recv".into()), Some(7));
+    finding.seq_kind = Some(SeqKind::P2pSeqId);
+    let page = page(&report, &dumps);
+    assert_eq!(page.matches(said).count(), 1, "{page}");
 }
 
 #[test]

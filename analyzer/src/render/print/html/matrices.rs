@@ -5,7 +5,7 @@ use super::shown::ShownRecords;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::format::{GroupNames, Ranks, Spans, count};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
-use rcomm_verdict::{GroupRef, Report, SeqKind};
+use rcomm_verdict::{Finding, GroupRef, Report, SeqKind, Severity};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::iter;
@@ -71,6 +71,7 @@ pub(super) fn write(
             }
         }
         writeln!(out, "</tbody></table></div>")?;
+        write_messages(report, group, out)?;
         if table.rows.len() > MAX_ROWS {
             let rest = count((table.rows.len() - MAX_ROWS) as u64, "more row");
             writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
@@ -81,6 +82,30 @@ pub(super) fn write(
         writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
     }
     writeln!(out, "</section>")
+}
+
+/// Says of errors and warnings about messages of the group that the matrix does not show them: a rank that they accuse
+/// may look fine in it, and another one not.
+fn write_messages(report: &Report, group: &GroupRef, out: &mut dyn Write) -> io::Result<()> {
+    let about_message = |finding: &&Finding| {
+        finding.severity != Severity::Note
+            && finding.caused_by.is_none()
+            && finding.seq_kind == Some(SeqKind::P2pSeqId)
+            && finding.group.as_ref() == Some(group)
+    };
+    for finding in report.findings.iter().filter(about_message) {
+        let message = match (&finding.op, finding.seq) {
+            (Some(op), Some(seq)) => format!("{op} #{seq}, a message"),
+            _ => "a message".to_owned(),
+        };
+        writeln!(
+            out,
+            "<p class=\"small\">{} is about {}: messages have numbers of their own, and are not in the matrix.</p>",
+            finding.code,
+            Text(&message)
+        )?;
+    }
+    Ok(())
 }
 
 /// Writes ranks with equal cells as one row.

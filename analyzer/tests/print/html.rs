@@ -123,6 +123,9 @@ fn frame_says_who_is_in_it_and_who_went_another_way() {
     );
     assert!(!frame("step").contains("fault"));
     assert!(page.contains("No stack of rank 7 is recorded."));
+    assert!(page.contains(
+        "<em>Not here</em>: ranks whose stacks are equal up to the caller of this frame"
+    ));
 }
 
 #[test]

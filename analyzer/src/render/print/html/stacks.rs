@@ -29,8 +29,8 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
         "<section>\n<h2>Stacks</h2>\n<p class=\"small\">The newest recorded call of every rank that has a stack, \
-         outermost frame first. <em>Not here</em>: ranks that are in the calling frame, or for an outermost frame in \
-         any stack, but not in this frame.{}</p>\n<ul class=\"stacks\">",
+         outermost frame first. <em>Not here</em>: ranks whose stacks are equal up to the caller of this frame, but \
+         do not go through it.{}</p>\n<ul class=\"stacks\">",
         Text(&absence)
     )?;
     let lead = report.findings.first();

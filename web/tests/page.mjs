@@ -268,11 +268,22 @@ const classes = await page.evaluate(async () => {
   const group = { name: "tp", desc: "tp", ranks: [0, 1] };
   const focus = { group, seqs: [6], ops: ["all_reduce"], rows: [{ ranks: [0], cells: ["started"] }, { ranks: [1], cells: ["never_issued"] }] };
   return [false, true].map((overdue) => {
-    drawMatrix(focus, () => "tp", { groups: [{ group, last_seq: 8 }], in_flight: [{ group, seq: 6, seq_kind: "collective_seq_id", state: "waiting", overdue }] });
+    drawMatrix(focus, () => "tp", { findings: [], groups: [{ group, last_seq: 8 }], in_flight: [{ group, seq: 6, seq_kind: "collective_seq_id", state: "waiting", overdue }] });
     return [...document.querySelectorAll("#matrix .cell")].map((cell) => cell.className).join() + (/2 later not shown/.test(document.querySelector("#matrix").textContent) ? "" : "?");
   });
 });
 assert.deepEqual(classes, ["cell started,cell not_yet", "cell started,cell never_issued"]);
+// A rank at fault is marked, and a finding on a message says that the matrix does not show it.
+const marked = await page.evaluate(async () => {
+  const { drawMatrix } = await import("/assets/matrix.js");
+  const group = { name: "pp", desc: "pp", ranks: [0, 1] };
+  const focus = { group, seqs: [6], ops: ["barrier"], rows: [{ ranks: [0], cells: ["started"] }, { ranks: [1], cells: ["never_issued"] }] };
+  const finding = { severity: "error", caused_by: null, code: "E120", culprit_ranks: [0], group, op: "recv", seq: 6, seq_kind: "p2p_seq_id" };
+  drawMatrix(focus, () => "pp", { findings: [finding], groups: [{ group, last_seq: 6 }], in_flight: [] });
+  const heads = [...document.querySelectorAll("#matrix tbody th")].map((head) => head.textContent);
+  return [...heads, ...[...document.querySelectorAll("#matrix > p")].map((line) => line.textContent.split(/ {3}|:/).at(-2))];
+});
+assert.deepEqual(marked, ["! 0", "1", "! at fault", "E120 is about recv #6, a message"]);
 // The newest columns of a wide matrix are visible or, if the oldest unfinished collective is older, its column.
 const visible = await page.evaluate(async () => {
   const { drawMatrix } = await import("/assets/matrix.js");
@@ -280,7 +291,7 @@ const visible = await page.evaluate(async () => {
   const seqs = Array.from({ length: 200 }, (_, index) => 1000 + index);
   const focus = { group, seqs, ops: seqs.map(() => "all_reduce"), rows: [{ ranks: [0, 1], cells: seqs.map(() => "started") }] };
   return [1100, 1199].map((seq) => {
-    drawMatrix(focus, () => "tp", { groups: [{ group, last_seq: 1199 }], in_flight: [{ group, seq, seq_kind: "collective_seq_id", state: "running", overdue: true }] });
+    drawMatrix(focus, () => "tp", { findings: [], groups: [{ group, last_seq: 1199 }], in_flight: [{ group, seq, seq_kind: "collective_seq_id", state: "running", overdue: true }] });
     const pane = document.querySelector("#matrix .scroll").getBoundingClientRect();
     const heads = [...document.querySelectorAll("#matrix thead th")].map((head) => head.getBoundingClientRect());
     return [1100, 1199].map((at) => heads[at - 999].left >= heads[0].right - 1 && heads[at - 999].right <= pane.right + 1);
@@ -368,7 +379,7 @@ const cut = await phone.evaluate(async () => {
   const group = { name: "tp", desc: "tp", ranks: [0, 1] };
   const seqs = Array.from({ length: 24 }, (_, index) => 990 + index);
   const focus = { group, seqs, ops: seqs.map(() => "all_reduce"), rows: [{ ranks: [0, 1], cells: seqs.map(() => "completed") }] };
-  drawMatrix(focus, () => "tp", { groups: [{ group, last_seq: 1013 }], in_flight: [] });
+  drawMatrix(focus, () => "tp", { findings: [], groups: [{ group, last_seq: 1013 }], in_flight: [] });
   const pane = document.querySelector("#matrix .scroll").getBoundingClientRect();
   const [ranks, ...heads] = [...document.querySelectorAll("#matrix thead th")].map((head) => head.getBoundingClientRect());
   const hidden = heads.filter(({ right }) => right <= ranks.right + 1);

@@ -84,8 +84,10 @@ export function drawInFlight(report, passes, problemsOnly) {
       // An operation that has failed grows no older.
       const oldest = i.state === "failed" ? null : fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
       const sameError = i.error && fold.every((row) => row.error === i.error) ? i.error : "";
-      const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} ${i.missing.length === 1 ? "rank" : "ranks"} of each` : "")
-        : [i.error, i.missing.length > 0 ? ranksInWords(i.missing) : "", i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
+      // A member may be on its way to an operation that is not overdue.
+      const yet = i.overdue || i.state === "failed" ? "" : " not yet";
+      const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} ${i.missing.length === 1 ? "rank" : "ranks"} of each${yet}` : "")
+        : [i.error, i.missing.length > 0 ? ranksInWords(i.missing) + yet : "", i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [ageCell(oldest, i.overdue), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
         i.seq, i.op, i.least_bytes == null ? size(i.bytes) : `${size(i.least_bytes)} or ${size(i.bytes)}`, joined(i), i.state.replace("_", " "), missing];
     }), report.in_flight.length === 0 ? "Nothing is pending."

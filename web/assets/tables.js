@@ -142,7 +142,7 @@ export function drawStragglers(report, passes) {
 export function drawSources(status) {
   fillTable(byId("sources"), ["source", "ranks", "last answer", "error"],
     status.sources.map((s) => [s.name, `${s.answered}/${s.known}`,
-      s.silent_for_ms == null ? "never" : s.silent_for_ms < 1000 ? "with the update" : `${age(s.silent_for_ms)} before the update`, s.error ?? ""]), "No source.");
+      s.silent_for_ms == null ? "never" : s.silent_for_ms < 1000 ? "less than 1 s before the update" : `${age(s.silent_for_ms)} before the update`, s.error ?? ""]), "No source.");
   const silent = status.silent_ranks;
   byId("silent").textContent = silent.length > 0 ? `${silent.length} silent: ${rankSet(silent)}` : "";
 }

@@ -242,6 +242,13 @@ const folded = await page.evaluate(async () => {
   return document.querySelector("#flight tbody td:last-child").textContent;
 });
 assert.equal(folded, "1 rank of each not yet");
+// Of a source that has just answered, the page says no more than it knows.
+const answered = await page.evaluate(async () => {
+  const { drawSources } = await import("/assets/tables.js");
+  drawSources({ sources: [200, 4000].map((ms) => ({ name: "rings", answered: 1, known: 1, silent_for_ms: ms })), silent_ranks: [] });
+  return [...document.querySelectorAll("#sources tbody tr")].map((row) => row.cells[2].textContent);
+});
+assert.deepEqual(answered, ["less than 1 s before the update", "4.0 s before the update"]);
 // The age of a group is that of its oldest collective, which an overdue message does not let grow.
 const beside = await page.evaluate(async () => {
   const { drawGroups } = await import("/assets/tables.js");

@@ -10,6 +10,9 @@ const HEIGHT = 150;
     move, and uPlot would cut off labels that change while it determines the width. */
 const AGES_WIDTH = 84;
 
+/** The distances between the labels of the axis of operations: there is no half of one. */
+const COUNTS = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power));
+
 /** @type {object[]} */
 let points = [];
 /** @type {?uPlot} */
@@ -29,7 +32,7 @@ function build() {
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: true }, s: { range: (_, __, most) => [0, Math.max(1, most)] }, n: { range: (_, __, most) => [0, Math.max(1, most)] } },
     axes: [{ ...axis, size: 26, space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200], values: (_, ticks) => ticks.map((s) => clock(s * 1e9)) }, { ...axis, scale: "s", size: AGES_WIDTH, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
-      { ...axis, scale: "n", side: 1, size: 40, grid: { show: false } }],
+      { ...axis, scale: "n", side: 1, size: 40, incrs: COUNTS, grid: { show: false } }],
     series: [{}, { scale: "s", stroke: color("--bad"), width: 2, label: "oldest pending" },
       { scale: "n", stroke: color("--busy"), width: 1, dash: [4, 3], label: "in flight" }],
     hooks: { draw: [mark] },

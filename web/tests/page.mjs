@@ -25,6 +25,13 @@ const watchShifts = () => {
   }).observe({ type: "layout-shift", buffered: true });
 };
 await page.addInitScript(watchShifts);
+// What is written on canvases: in the history and the timeline.
+const watchCanvases = () => {
+  window.written = new Set();
+  const { fillText } = CanvasRenderingContext2D.prototype;
+  CanvasRenderingContext2D.prototype.fillText = function write(text, ...rest) { window.written.add(String(text)); fillText.call(this, text, ...rest); };
+};
+await page.addInitScript(watchCanvases);
 page.on("console", (message) => {
   if (!["error", "warning"].includes(message.type())) return;
   if (/400 \(Bad Request\)/.test(message.text()) && message.location().url.includes("filter=hots")) refused += 1;
@@ -249,6 +256,18 @@ const answered = await page.evaluate(async () => {
   return [...document.querySelectorAll("#sources tbody tr")].map((row) => row.cells[2].textContent);
 });
 assert.deepEqual(answered, ["less than 1 s before the update", "4.0 s before the update"]);
+// The axis of operations counts whole ones, also if there is at most one.
+const counts = await page.evaluate(async () => {
+  const { prepareHistory, remember } = await import("/assets/history.js");
+  const real = window.fetch;
+  window.fetch = async () => new Response(JSON.stringify({ points: [] }));
+  try { await prepareHistory(() => {}); } finally { window.fetch = real; }
+  window.written.clear();
+  for (const number of [1, 2]) remember({ number, judged_at_ns: 1.7e18 + number * 1e9 }, { verdict: "healthy", in_flight: [] });
+  await new Promise((resolve) => { setTimeout(resolve, 200); });
+  return [...window.written].filter((text) => /^[\d.]+$/.test(text));
+});
+assert.deepEqual(counts.sort(), ["0", "1"]);
 // The age of a group is that of its oldest collective, which an overdue message does not let grow.
 const beside = await page.evaluate(async () => {
   const { drawGroups } = await import("/assets/tables.js");

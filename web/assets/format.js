@@ -72,6 +72,9 @@ export function age(ms) {
   return rest > 0 ? `${minutes} min ${rest} s` : `${minutes} min`;
 }
 
+/** Formats the lag of a rank or a group, which is often less than 0.1 ms: then with two digits. @param {?number} ms */
+export const lag = (ms) => (ms != null && ms >= 0 && ms < 0.095 ? `${ms.toFixed(2)} ms` : age(ms));
+
 /** Formats a duration as the sentences of findings do: as `age`, without digits after the point of milliseconds.
  * @param {number} ms */
 export const timeInSentence = (ms) => (ms < 9.95 ? `${fixed(ms, 0)} ms` : age(ms));

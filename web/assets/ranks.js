@@ -1,6 +1,6 @@
 // The heat map: one cell per rank, one row per host. A cell has a glyph and a word, never color alone.
 
-import { age, byId, make, percent, rankSet } from "./format.js";
+import { byId, lag, make, percent, rankSet, ranksInWords } from "./format.js";
 
 const STATES = {
   root: ["!", "at fault"], unread: ["-", "no record"], silent: ["?", "silent"],
@@ -8,7 +8,7 @@ const STATES = {
 };
 /** What a cell's shade can show. The lower limits of the shades (`steps`) are those of rcomm-top. */
 const METRICS = {
-  lag: { valueOf: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], format: (v) => age(v), title: "median lag" },
+  lag: { valueOf: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], format: lag, title: "median lag" },
   share: { valueOf: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], format: percent, title: "share of the job's time lost because of the rank" },
   pending: { valueOf: (r) => r.pending, steps: [1, 4, 64], format: String, title: "pending" },
   lost: { valueOf: (r) => r.lost, steps: [1, 100, 10000], format: String, title: "records lost" },
@@ -141,7 +141,7 @@ export function describe(report, number) {
     ["host", rank.host || "unknown"], ["pid", rank.pid || "unknown"], ["phase", rank.phase ?? "unknown"],
     ["step", rank.step ?? "unknown"], ["last call", rank.last_call ?? "unknown"], ["pending", rank.pending],
     ...(rank.failure == null ? [] : [["failed", rank.failure || "with an error that is not recorded"]]),
-    ["lost records", rank.lost], ["median lag", age(rank.lag_p50_ms) || "unknown"],
+    ["lost records", rank.lost], ["median lag", lag(rank.lag_p50_ms) || "unknown"],
     [rank.failure == null ? "waits" : "waited", waits.map((w) => `in ${w.op} #${w.seq} for ${rankSet(w.on)}`).join("; ") || "not waiting"],
     ["waiting for it", awaited.length === 0 ? "no rank" : awaited.length === 1 ? "1 rank" : `${awaited.length} ranks`],
   ];

@@ -1,6 +1,6 @@
 // Tables: operations in flight, groups, stragglers, sources, stacks.
 
-import { age, byId, fillTable, label, labels, make, percent, rankSet, ranksInWords, size } from "./format.js";
+import { age, byId, fillTable, label, labels, lag, make, percent, rankSet, ranksInWords, size } from "./format.js";
 
 /** The order of names with numbers. */
 const byName = new Intl.Collator("en", { numeric: true });
@@ -119,7 +119,7 @@ export function drawGroups(report, passes, problemsOnly, open) {
     shown.map((g) => [
       make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, blamed.has(key(g.group)) ? `! ${name(g.group)}` : name(g.group)),
       g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight + (messages.get(key(g.group)) ?? 0),
-      ageCell(g.oldest_ms, overdue.has(key(g.group))), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
+      ageCell(g.oldest_ms, overdue.has(key(g.group))), lag(g.lag_p50_ms), lag(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
     ]), "No group to show: none is recorded, or the filter or “problems only” hides them.", more);
 }
 
@@ -130,7 +130,7 @@ export function drawStragglers(report, passes) {
   const late = new Set(report.findings.filter((finding) => finding.code === "W220").flatMap((finding) => finding.culprit_ranks));
   fillTable(byId("stragglers"),
     ["rank", "host", "lag p50", "share of the job's time"],
-    shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), make("span", {}, make("span", { class: "share" }, percent(r.lag_share)),
+    shown.slice(0, 12).map((r) => [r.rank, r.host, lag(r.lag_p50_ms), make("span", {}, make("span", { class: "share" }, percent(r.lag_share)),
       // Only the share of a rank that a finding calls late has the color of trouble.
       make("meter", { min: 0, max: 1, value: r.lag_share, ...(late.has(r.rank) ? { low: 0, high: 0, optimum: 0 } : {}),
         "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` }))]),

@@ -55,6 +55,7 @@ assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`))
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
 assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: waited for; last: /);
 assert.equal(await page.locator("#ranks .root").count(), 1);
+assert.match(await text("#stragglers + p"), /^Lag: .* Share: /);
 assert.match(await text("#size"), /^64 ranks \/ 8 hosts  step \d+$/);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
 assert.ok(await page.locator("#matrix .never_issued").count() >= 1);

@@ -123,6 +123,19 @@ fn the_page_writes_a_duration_as_the_reports_do() {
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);
 }
 
+#[test]
+fn the_page_writes_a_small_lag_with_two_digits() {
+    if !runs("node") {
+        skip("node is not installed");
+        return;
+    }
+    let written = evaluate(
+        "const { lag } = await import('./format.js');
+         console.log([null, 0.012, 0.0949, 0.096, 2.25, 300].map((ms) => lag(ms)).join('|'));",
+    );
+    assert_eq!(written.trim_end(), "|0.01 ms|0.09 ms|0.1 ms|2.2 ms|300 ms");
+}
+
 /// Every rank that waits for a killed one leads to it, and the edge that closes a cycle is drawn above the boxes.
 #[test]
 fn the_graph_leads_every_rank_to_the_cause_and_hides_no_edge() {

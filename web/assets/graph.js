@@ -49,7 +49,7 @@ export function boxes(report) {
   const causes = named.length > 0 ? named : [...roots];
   const others = [...roots].filter((rank) => !causes.includes(rank));
   const failed = new Set(report.ranks.filter(hasFailed).map((rank) => rank.rank));
-  const title = named.length > 0 && waits.every((wait) => failed.has(wait.rank)) ? "at fault" : "waited for";
+  const title = named.length > 0 ? "at fault" : "waited for";
   for (const [kind, ranks] of [["waits", others], ["root", causes]]) {
     if (ranks.length === 0) continue;
     ranks.sort((a, b) => a - b);

@@ -37,6 +37,9 @@ function states(status) {
   return (rank) => byRank.get(rank.rank) ?? "ok";
 }
 
+/** Who is in a state, for the legend: the ranks in trouble by number, of the others how many. @param {string} state @param {number[]} ranks */
+const who = (state, ranks) => (TROUBLE.has(state) ? ranksInWords(ranks) : `${ranks.length} ${ranks.length === 1 ? "rank" : "ranks"}`);
+
 /** Class, glyph and label of a cell. */
 function look(rank, state) {
   const words = STATES[state][1];
@@ -94,12 +97,11 @@ export function drawRanks(report, status, passes, choose) {
   const shape = report.ranks.map((rank) => `${rank.rank}@${rank.host}`).join();
   if (shape !== layout) { arrange(report.ranks, choose); layout = shape; }
   const state = states(status);
-  const counts = {}, atFault = [];
+  const ofState = {};
   report.ranks.forEach((rank, index) => {
     const cell = cells.get(rank.rank);
     const rankState = state(rank);
-    counts[rankState] = (counts[rankState] ?? 0) + 1;
-    if (rankState === "root") atFault.push(rank.rank);
+    (ofState[rankState] ??= []).push(rank.rank);
     const [kind, glyph, words] = look(rank, rankState);
     const shown = passes("ranks", index) ? kind : `${kind} dim`;
     // Only changed cells are written to the document, since every write costs layout.
@@ -110,7 +112,7 @@ export function drawRanks(report, status, passes, choose) {
   });
   fold(report.ranks.length > MANY);
   byId("ranks-legend").textContent = metric === "state"
-    ? Object.entries(STATES).filter(([name]) => counts[name]).map(([name, [glyph, words]]) => `${glyph} ${words} ${counts[name]}${name === "root" ? ` (${rankSet(atFault)})` : ""}`).join("   ")
+    ? Object.entries(STATES).filter(([name]) => ofState[name]).map(([name, [glyph, words]]) => `${glyph} ${words}: ${who(name, ofState[name])}`).join("   ")
     : `${METRICS[metric].title}: ${GLYPHS.map((g, i) => `${g} ${i === 0 ? "<" : "≥"} ${METRICS[metric].format(METRICS[metric].steps[Math.max(0, i - 1)])}`).join("   ")}   ? unknown`;
 }
 

@@ -53,8 +53,9 @@ printLine("live update: ok");
 await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
 assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`));
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
-assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: waited for; last: /);
+assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: at fault; last: /);
 assert.equal(await page.locator("#ranks .root").count(), 1);
+assert.match(await text("#ranks-legend"), new RegExp(`^! at fault: rank ${culprit}   \\. waits: \\d+ ranks?(   |$)`));
 assert.match(await text("#stragglers + p"), /^Lag: .* Share: /);
 assert.match(await text("#size"), /^64 ranks \/ 8 hosts  step \d+$/);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
@@ -201,7 +202,7 @@ const heads = await page.evaluate(async () => {
   const findings = [{ severity: "error", caused_by: null, culprit_ranks: [2] }];
   return boxes({ groups: [{ group }], findings, ranks, waits }).map((box) => `${box.kind} ${box.ranks}: ${box.title}`);
 });
-assert.deepEqual(heads, ["root 2: waited for", "waits 1: failed", "waits 0: all_reduce #6"]);
+assert.deepEqual(heads, ["root 2: at fault", "waits 1: failed", "waits 0: all_reduce #6"]);
 // A rank at fault that waits in the same operation as others has a box of its own.
 const apart = await page.evaluate(async () => {
   const { boxes } = await import("/assets/graph.js");

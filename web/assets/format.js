@@ -112,8 +112,9 @@ export function labels(labels) {
 /** Formats a share from 0 to 1 as a percentage. @param {number} share */
 export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
 
-/** Shows a table in `element`; numbers are right-aligned, and cells may be elements. Only cells whose content has changed
- * are touched: the scroll position is kept, and an unchanged table causes no layout.
+/** Shows a table in `element`; numbers are right-aligned, and cells may be elements. Each cell knows its heading, which is
+ * shown in the cell on a phone. Only cells whose content has changed are touched: the scroll position is kept, and an
+ * unchanged table causes no layout.
  * @param {HTMLElement} element @param {string[]} heads @param {(string|number|Node)[][]} rows
  * @param {string} empty text for a table without rows @param {number} [more] number of omitted rows */
 export function fillTable(element, heads, rows, empty, more = 0) {
@@ -138,6 +139,7 @@ export function fillTable(element, heads, rows, empty, more = 0) {
     row.forEach((value, j) => {
       const cell = cells[j] ?? line.insertCell();
       if (cell.className !== kinds[j]) cell.className = kinds[j];
+      if (cell.dataset.label !== heads[j]) cell.dataset.label = heads[j];
       if (!(value instanceof Node)) {
         const text = String(value);
         if (cell.textContent !== text) cell.textContent = text;

@@ -32,6 +32,13 @@ const watchCanvases = () => {
   CanvasRenderingContext2D.prototype.fillText = function write(text, ...rest) { window.written.add(String(text)); fillText.call(this, text, ...rest); };
 };
 await page.addInitScript(watchCanvases);
+/** Whether the field of the filter is wide enough for its hint. */
+const hintFits = () => {
+  const field = document.getElementById("filter"), style = getComputedStyle(field);
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = style.font;
+  return context.measureText(field.placeholder).width + parseFloat(style.paddingLeft) + parseFloat(style.paddingRight) <= field.clientWidth;
+};
 page.on("console", (message) => {
   if (!["error", "warning"].includes(message.type())) return;
   if (/400 \(Bad Request\)/.test(message.text()) && message.location().url.includes("filter=hots")) refused += 1;
@@ -56,6 +63,7 @@ assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
 assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: at fault; last: /);
 assert.equal(await page.locator("#ranks .root").count(), 1);
 assert.match(await text("#ranks-legend"), new RegExp(`^! at fault: rank ${culprit}   \\. waits: \\d+ ranks?(   |$)`));
+assert.ok(await page.evaluate(hintFits), "the hint of the filter is cut");
 assert.match(await text("#stragglers + p"), /^Lag: .* Share: /);
 assert.match(await text("#size"), /^64 ranks \/ 8 hosts  step \d+$/);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
@@ -409,6 +417,13 @@ await phone.waitForFunction(() => document.body.dataset.number && document.query
 // uPlot once left labels cut that became longer while it looked for the width of their axis.
 assert.equal(await phone.locator("#history-plot .u-over").evaluate((it) => it.offsetLeft), 84);
 const onPhone = await phone.evaluate(() => window.shifted);
+// Each cell of an operation in flight has its heading, since the head of the table has no room.
+const headings = () => phone.evaluate(() => [...document.querySelector("#flight tbody tr").cells].map((cell) => [cell.dataset.label, getComputedStyle(cell, "::before").content !== "none", cell.offsetParent != null]));
+assert.deepEqual((await headings()).map(([label]) => label), ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"]);
+assert.ok((await headings()).every(([, named, visible]) => named && visible), `${await headings()}`);
+assert.ok(await phone.evaluate(hintFits), "the hint of the filter is cut on a phone");
+// More links than fit are announced by a shade, as wide tables are.
+assert.ok(await phone.locator("#places").evaluate((it) => it.scrollWidth > it.clientWidth && getComputedStyle(it).backgroundImage !== "none"));
 // No number in the head of a matrix is cut by the edge of the pane or by the ranks.
 const cut = await phone.evaluate(async () => {
   const { drawMatrix } = await import("/assets/matrix.js");

@@ -7,11 +7,11 @@ const LEFT = 92, TOP = 22;
 /** Bounds of the height of a lane, px. Between them, the lanes share the height of the pane. */
 const MIN_LANE_HEIGHT = 18, MAX_LANE_HEIGHT = 44;
 let laneHeight = MIN_LANE_HEIGHT;
-// Okabe and Ito's colors, with a darker yellow, one for each operation and kind of group. More than seven share them,
-// and differ by the text in and under them.
-const COLORS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
+// Okabe and Ito's colors, with a darker yellow, beginning with the two with which rcomm-top begins: one for each
+// operation and kind of group. More than seven share them, and differ by the text in and under them.
+const COLORS = ["#009e73", "#0072b2", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
 /** The color of text on each of COLORS, with a contrast of at least 4.5. */
-const INKS = ["#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000"];
+const INKS = ["#000000", "#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000"];
 
 /** The server's answer that is on display. @type {?object} */
 let drawn = null;
@@ -141,12 +141,16 @@ export function paint() {
       const call = `${drawn.ops[slice.op]} #${slice.seq}`;
       const fate = slice.state === "failed" ? " failed" : slice.length != null ? "" : lane.end != null ? " not ended" : " pending";
       const long = fate === " pending" && slice.graph_id == null ? ` ${describeState(slice, lane)}` : fate;
-      const names = [`${call} ${drawn.groups[slice.group]}${long}`, `${call}${long}`, `${call}${fate}`];
-      const name = wide > 40 ? names.find((text) => context.measureText(text).width <= wide - 8) : undefined;
-      if (name) {
-        context.fillStyle = slice.length == null ? text : INKS[kindOf(slice) % INKS.length];
-        context.fillText(name, left + 4, y + laneHeight / 2 + 0.5);
-      }
+      // In a narrow bar, how long an operation has been pending says more than its kind.
+      const waited = long.replace(" pending for ", "");
+      const short = waited === long ? [`${call}${fate}`] : [`#${slice.seq}, ${waited}`, waited];
+      const names = [`${call} ${drawn.groups[slice.group]}${long}`, `${call}${long}`, ...short];
+      const goesOn = end > view.to;
+      const name = wide > 40 ? names.find((text) => context.measureText(text).width <= wide - (goesOn ? 21 : 8)) : undefined;
+      context.fillStyle = slice.length == null ? text : INKS[kindOf(slice) % INKS.length];
+      if (name) context.fillText(name, left + 4, y + laneHeight / 2 + 0.5);
+      // Without a sign, a bar that the edge cuts would seem to end there.
+      if (goesOn && wide > 24) context.fillText("→", right - 13, y + laneHeight / 2 + 0.5);
     }
   }
 }
@@ -202,7 +206,7 @@ function drawLegend() {
     return make("span", { class: "kind" }, key, kinds[index]);
   });
   const more = present.length - shown.length;
-  byId("timeline-kinds").replaceChildren(...shown, ...(more > 0 ? [make("span", { class: "kind" }, `and ${more} more`)] : []), "outlined: failed; pale and outlined: not ended");
+  byId("timeline-kinds").replaceChildren(...shown, ...(more > 0 ? [make("span", { class: "kind" }, `and ${more} more`)] : []), "outlined: failed; pale and outlined: not ended; →: goes on");
 }
 
 /** Operations of a lane that are narrower than this many pixels are drawn together: as bars whose height is the share of

@@ -412,6 +412,7 @@ printLine("made-up reports: ok");
 // On a phone, too, nothing moves while the page loads, and the labels of ages in the history have room.
 const phone = await (await browser.newContext({ viewport: { width: 390, height: 844 } })).newPage();
 await phone.addInitScript(watchShifts);
+await phone.addInitScript(watchCanvases);
 await phone.goto(url);
 await phone.waitForFunction(() => document.body.dataset.number && document.querySelector("#verdict .stuck"));
 // uPlot once left labels cut that became longer while it looked for the width of their axis.
@@ -424,6 +425,9 @@ assert.ok((await headings()).every(([, named, visible]) => named && visible), `$
 assert.ok(await phone.evaluate(hintFits), "the hint of the filter is cut on a phone");
 // More links than fit are announced by a shade, as wide tables are.
 assert.ok(await phone.locator("#places").evaluate((it) => it.scrollWidth > it.clientWidth && getComputedStyle(it).backgroundImage !== "none"));
+// A narrow bar says how long its operation has been pending, and that it goes on.
+await phone.locator("#timeline").scrollIntoViewIfNeeded();
+await phone.waitForFunction(() => window.written.has("→") && [...window.written].some((text) => /^#\d+, \d+( min|\.?\d* s)/.test(text)));
 // No number in the head of a matrix is cut by the edge of the pane or by the ranks.
 const cut = await phone.evaluate(async () => {
   const { drawMatrix } = await import("/assets/matrix.js");

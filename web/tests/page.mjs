@@ -305,6 +305,14 @@ const accused = await page.evaluate(async () => {
   return [...document.querySelectorAll("#stragglers meter")].map((meter) => meter.hasAttribute("optimum"));
 });
 assert.deepEqual(accused, [false, true]);
+const explained = await page.evaluate(async () => {
+  const { drawStragglers } = await import("/assets/tables.js");
+  const seen = () => getComputedStyle(document.querySelector("#stragglers + p")).visibility;
+  const withTable = seen();
+  drawStragglers({ ranks: [], findings: [] }, () => true);
+  return [withTable, seen()];
+});
+assert.deepEqual(explained, ["visible", "hidden"]);
 // A rank that has not issued a collective yet is not accused before that is overdue; columns that are left out are
 // counted.
 const classes = await page.evaluate(async () => {

@@ -10,7 +10,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::consequences;
 use rcomm_verdict::format::{GroupNames, Ranks, count};
 use rcomm_verdict::{Finding, Report, Severity, Wait};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 const BOX_WIDTH: usize = 240;
@@ -108,6 +108,13 @@ fn place(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<Node> {
         true => (vec![root(finding)], &finding.culprit_ranks),
         false => (place_cycle(finding, report, names), &finding.cycle),
     };
+    let mut waits_of: HashMap<Rank, Vec<&Wait>> = HashMap::new();
+    for wait in &report.waits {
+        waits_of.entry(wait.rank).or_default().push(wait);
+    }
+    let placed = nodes.iter();
+    let placed = placed.flat_map(|node| node.ranks.iter().map(|&rank| (rank, node.column)));
+    let mut columns: HashMap<Rank, usize> = placed.collect();
     // Per column, the boxes and the operations that are left out.
     let mut rows: Vec<usize> = vec![1; nodes.len()];
     let mut cut_links: Vec<usize> = vec![0; nodes.len()];
@@ -122,9 +129,11 @@ fn place(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<Node> {
             row: 0,
         };
         // The ranks of a cycle have a column each.
-        let awaited = nodes.iter().filter(|to| awaits(&node, to, &report.waits));
-        let nearest = awaited.map(|to| to.column).min();
+        let waits = node.ranks.iter().filter_map(|rank| waits_of.get(rank));
+        let awaited = waits.flatten().flat_map(|wait| &wait.on);
+        let nearest = awaited.filter_map(|rank| columns.get(rank)).min();
         node.column = nearest.map_or(link.level, |column| column + 1);
+        columns.extend(node.ranks.iter().map(|&rank| (rank, node.column)));
         if rows.len() <= node.column {
             rows.resize(node.column + 1, 0);
             cut_links.resize(node.column + 1, 0);

@@ -25,7 +25,7 @@ const RANKS_PER_NODE: u32 = 8;
 /// Number of operations that each rank's ring holds.
 const WINDOW: usize = 48;
 /// Time limit for every awaited condition, on a slow machine too.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(300);
 /// Delay of each request to a slow node.
 const SLOW: Duration = Duration::from_millis(1500);
 

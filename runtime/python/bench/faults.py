@@ -81,7 +81,7 @@ for step, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
 # What a right answer on an unchanged job holds: where rank 2 alone is in the program, or that its process, and no
 # other, has ended or is stopped.
 _STATE = r": process \d+ (has ended|is alive: a signal has stopped it)"
-_UNPREPARED = rf"now: rank {_RANK} in |rank {_RANK}{_STATE}"
+_UNPREPARED = rf"now:? +rank {_RANK} in |rank {_RANK}{_STATE}"
 _OTHERS = rf"rank [^{_RANK}]{_STATE}"
 # The verdict and its first finding, with the phase of the rank at fault at its end, take about this many words.
 _FIRST_WORDS = 60

@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(drawn(&lane, 22), "████··▒#3 dp, 31 s▒▒▒▒");
         // A narrow bar has the number and the age, or the age.
         assert_eq!(drawn(&lane, 15), "███·▒#3, 31 s▒▒");
-        assert_eq!(drawn(&lane, 12), "██·▒31 s▒▒▒▒");
+        assert_eq!(drawn(&lane, 11), "██·▒31 s▒▒▒");
         lane.spans[1].age = None;
         // A number or a group that does not fit is marked as cut.
         lane.spans[0].call = "#30001 dp".into();
@@ -424,7 +424,7 @@ mod tests {
             buffer
         };
         let without = at(None);
-        for (column, letter) in [(2, "3"), (32, "l")] {
+        for (column, letter) in [(13, "3"), (43, "3")] {
             let x = LABEL_WIDTH + column;
             let drawn = at(Some(i64::from(column) * 2));
             assert_eq!(drawn[(x, 0)].symbol(), letter);

@@ -6,8 +6,8 @@ use crate::keys::Action;
 use crate::page::theme::Tone;
 use crate::page::width::whole_parts;
 use crate::page::{Body, Line, Pane, plain, styled};
-use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::Snapshot;
+use rcomm_analyzer::source::Liveness;
 use rcomm_recorder::model::Rank;
 
 /// The [command](Snapshot::look_command) that shows more about a rank. It runs over ssh, unless the rank's host is

@@ -147,11 +147,15 @@ mod tests {
     fn hosts_that_have_not_published_by_the_deadline_are_late() {
         let store: Arc<dyn Store> = Arc::new(TcpStore::host("127.0.0.1", 0, HOUR).unwrap());
         store.set(&area_key(1), b"1").unwrap();
-        let found = find(&store, Duration::from_secs(2));
-        assert!(
-            matches!(&found, Err(Failure::Late(ranks)) if *ranks == [0, 5]),
-            "{found:?}"
-        );
+        // A store that got no processor has named only some of them by the deadline, or has not answered.
+        let late = (0..10).map(|_| match find(&store, Duration::from_secs(2)) {
+            Err(Failure::Late(ranks)) => ranks,
+            Err(Failure::Store(_)) => Vec::new(),
+            found => panic!("{found:?}"),
+        });
+        let mut late =
+            late.inspect(|ranks| assert!(ranks.iter().all(|rank| [0, 5].contains(rank))));
+        assert!(late.any(|ranks| ranks == [0, 5]));
         store.set(&area_key(0), b"1").unwrap();
         store.set(&area_key(2), b"1").unwrap();
         assert_eq!(find(&store, HOUR).unwrap(), Hierarchy::Nested);

@@ -12,6 +12,7 @@
 use rcomm::{Config, GroupOptions, MissingRanks, PrefixStore, ReduceOp, Store, World};
 use rcomm_tests::fault::Fault;
 use rcomm_tests::process::CULPRIT;
+use rcomm_tests::usage::{Held, Usage, resident_memory_kib};
 use rustix::process::{Signal, getpid, kill_process};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -208,19 +209,6 @@ fn hold_worlds() -> Result<(), String> {
     Ok(())
 }
 
-impl Resources {
-    /// Prints how the process's resources have grown since `self` was counted.
-    fn report_growth(&self) {
-        let after = Self::at_rest();
-        eprintln!(
-            "{} descriptors, {} threads, {} KiB",
-            after.descriptors - self.descriptors,
-            after.threads - self.threads,
-            after.resident_kib - self.resident_kib
-        );
-    }
-}
-
 fn make_world(config: &Config, world: u64) -> Result<(), rcomm::Error> {
     let made = World::init(config.clone())?;
     let all: u64 = (0..u64::from(made.size())).sum();
@@ -249,8 +237,7 @@ fn make_world(config: &Config, world: u64) -> Result<(), rcomm::Error> {
 /// The resources that a process holds.
 #[derive(Default)]
 struct Resources {
-    descriptors: i64,
-    threads: i64,
+    held: Held,
     resident_kib: i64,
 }
 
@@ -259,29 +246,38 @@ impl Resources {
     /// waits for an answer of the store ends only when the answer comes.
     fn at_rest() -> Self {
         let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            let now = Self::now();
-            if now.threads <= 1 || Instant::now() >= deadline {
-                return now;
-            }
+        while Usage::now().threads > 1 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
+        }
+        // What a thread held is counted only now, since it may have given it up after a count and before its end.
+        Self {
+            held: Held::now(),
+            resident_kib: count(resident_memory_kib()),
         }
     }
 
-    fn now() -> Self {
-        let count = |folder: &str| {
-            let entries = std::fs::read_dir(folder).map_or(0, |entries| entries.count());
-            i64::try_from(entries).unwrap_or(i64::MAX)
-        };
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let resident = resident.and_then(|text| text.split_whitespace().next()?.parse().ok());
-        Self {
-            descriptors: count("/proc/self/fd"),
-            threads: count("/proc/self/task"),
-            resident_kib: resident.unwrap_or_default(),
+    /// Prints how the process's resources have grown since `self` was counted, and which kinds of descriptors it has
+    /// more of.
+    fn report_growth(&self) {
+        let after = Self::at_rest();
+        let descriptors = |held: &Held| count(held.fds.values().sum());
+        for (kind, &number) in &after.held.fds {
+            let before = self.held.fds.get(kind).copied().unwrap_or(0);
+            if number > before {
+                eprintln!("{kind}: {before} descriptors, later {number}");
+            }
         }
+        eprintln!(
+            "{} descriptors, {} threads, {} KiB",
+            descriptors(&after.held) - descriptors(&self.held),
+            count(after.held.threads) - count(self.held.threads),
+            after.resident_kib - self.resident_kib
+        );
     }
+}
+
+fn count(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// Runs a monitored barrier that the killed culprit misses, and goes on in the same group, then without the culprit.

@@ -2,7 +2,7 @@
 
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
-use rcomm_analyzer::{Finding, GroupRef, Policy, Report, analyze};
+use rcomm_analyzer::{Analysis, Extent, Finding, GroupRef, Policy, Report, analyze};
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Recorder;
 
@@ -136,6 +136,37 @@ fn a_member_without_a_record_is_shown_as_such() {
     let report = analyze(&dumps[..1], &Policy::default());
     let matrix = matrix([(0, &dumps[0])], &group, &report, 3, Rows::Each);
     assert_eq!(letters(&matrix.rows[1]), "???");
+}
+
+#[test]
+fn what_a_cut_record_lacks_at_its_end_is_not_called_missing() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let mut dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
+    let group = GroupRef {
+        name: "tp_0".into(),
+        desc: "tp".into(),
+        ranks: (0..8).collect(),
+    };
+    // Of rank 3, which waits with others, the end of the file is lost.
+    let kept = dumps[3].entries.len() - 6;
+    dumps[3].entries.truncate(kept);
+    let rows_of = |extent| {
+        let mut analysis = Analysis::new(Policy::default());
+        for (rank, dump) in dumps.iter().enumerate() {
+            let extent = if rank == 3 { extent } else { Extent::Whole };
+            analysis.add_from(&format!("dump_{rank}"), dump, extent);
+        }
+        let report = analysis.finish();
+        let matrix = matrix((0..).zip(&dumps), &group, &report, 5, Rows::Each);
+        matrix.rows.iter().map(letters).collect::<Vec<_>>()
+    };
+    let rows = rows_of(Extent::Cut);
+    assert!(rows[3].ends_with('?'), "{rows:?}");
+    assert!(!rows[3].contains('-'), "{rows:?}");
+    // A whole record that lacks what has completed for the others was taken before theirs.
+    let rows = rows_of(Extent::Whole);
+    let lacks = |completed: (char, char)| completed.0 == 'C' && completed.1 == '-';
+    assert!(!rows[2].chars().zip(rows[3].chars()).any(lacks), "{rows:?}");
 }
 
 #[test]

@@ -25,7 +25,8 @@ pub enum Cell {
     Mismatch,
     /// Older than what the rank's record holds of the group: the rank may have issued it.
     Lost,
-    /// There is no record of this rank, or it does not list the group.
+    /// There is no record of this rank, or it does not list the group, or it ends too early to show the collective: the
+    /// file was cut, or was taken before the others.
     NoRecord,
 }
 
@@ -153,6 +154,7 @@ pub fn matrix<'a>(
     let seqs: Vec<u64> = (start..=newest.min(start + columns.saturating_sub(1))).collect();
     let ops: Vec<&str> = seqs.iter().map(|seq| majority(&lines, *seq)).collect();
     let odd = odd_calls(&report.findings, group);
+    let absences = Absences::new(report, group, &lines);
     let mut matrix_rows: Vec<Row> = Vec::new();
     let mut row_of: HashMap<(bool, Vec<Cell>), usize> = HashMap::new();
     let errors = report
@@ -167,7 +169,12 @@ pub fn matrix<'a>(
         let cells: Vec<Cell> = seqs
             .iter()
             .zip(&ops)
-            .map(|(&seq, op)| line.cell(seq, op, odd.contains(&(line.rank, seq))))
+            .map(
+                |(&seq, op)| match line.cell(seq, op, odd.contains(&(line.rank, seq))) {
+                    Cell::NeverIssued if !absences.are_known(line.rank, seq) => Cell::NoRecord,
+                    cell => cell,
+                },
+            )
             .collect();
         let since = line.pending_since_ns;
         let index = match rows {
@@ -306,6 +313,48 @@ impl<'a> Line<'a> {
             None if !self.complete && self.first.is_none_or(|first| seq < first) => Cell::Lost,
             None => Cell::NeverIssued,
         }
+    }
+}
+
+/// Which of the collectives that the record of a member lacks were never issued. A record that was cut, or taken before
+/// those of the others, lacks what the member issued since.
+struct Absences {
+    /// Each collective that a member provably did not issue.
+    missing: HashSet<(Rank, u64)>,
+    /// The members of which the records do not show whether they issued a collective.
+    unknown: HashSet<Rank>,
+    /// The collectives that have completed for some member, and cannot before every member has issued them.
+    completed: HashSet<u64>,
+}
+
+impl Absences {
+    fn new(report: &Report, group: &GroupRef, lines: &BTreeMap<Rank, Line<'_>>) -> Self {
+        let is_of_group = |instance: &&InstanceReport| {
+            instance.seq_kind == SeqKind::CollectiveSeqId && instance.group == *group
+        };
+        let mut absences = Self {
+            missing: HashSet::new(),
+            unknown: HashSet::new(),
+            completed: HashSet::new(),
+        };
+        for instance in report.in_flight.iter().filter(is_of_group) {
+            let missing = instance.missing.iter().map(|&rank| (rank, instance.seq));
+            absences.missing.extend(missing);
+            absences.unknown.extend(&instance.unknown);
+        }
+        for line in lines.values() {
+            let completed = line.entries.iter().filter(|&(&seq, &(entry, op))| {
+                entry.op.needs_all_members() && line.cell(seq, op, false) == Cell::Completed
+            });
+            absences.completed.extend(completed.map(|(&seq, _)| seq));
+        }
+        absences
+    }
+
+    /// Whether a member whose record lacks a collective provably did not issue it.
+    fn are_known(&self, rank: Rank, seq: u64) -> bool {
+        self.missing.contains(&(rank, seq))
+            || !self.unknown.contains(&rank) && !self.completed.contains(&seq)
     }
 }
 

@@ -151,3 +151,47 @@ fn an_error_that_is_about_no_operation_hides_no_consequences_of_another() {
     report.findings.insert(0, first);
     assert_eq!(causes::consequences(&report, &[1]), links);
 }
+
+/// The ranks that the first finding accuses in a job of four ranks. Rank 3 never issues the second operation. Ranks 0
+/// and 1 issue it, and ranks that lost rank 2 record it; `second` is the operation of rank 1, and of rank 2 if it left
+/// a record, whose process is gone or not known to be.
+fn accused(second: (f64, State), of_lost: Option<bool>) -> (Code, Vec<Rank>) {
+    let done = (0.0, State::Done(0.1));
+    let lost = |rank, operation: (f64, State)| {
+        let dump = record(rank, 4, &[done, operation]);
+        match operation.1 {
+            State::Failed(when) => fails(dump, FailureKind::PeerGone, &[2], when),
+            _ => dump,
+        }
+    };
+    let mut dumps = vec![
+        lost(0, (30.0, State::Failed(30.1))),
+        lost(1, second),
+        record(3, 4, &[done]),
+    ];
+    if let Some(is_dead) = of_lost {
+        let dump = record(2, 4, &[done, (29.9, State::Pending)]);
+        dumps.push(match is_dead {
+            true => dead(dump, 30.0),
+            false => dump,
+        });
+    }
+    let report = analyze(&dumps, &Policy::default());
+    let finding = &report.findings[0];
+    (finding.code, finding.culprit_ranks.clone())
+}
+
+#[test]
+fn who_had_not_come_yet_is_not_blamed_for_the_loss_of_another() {
+    let by_loss = (Code::E150, vec![2]);
+    let soon = (29.9, State::Failed(30.1));
+    for of_lost in [None, Some(true), Some(false)] {
+        assert_eq!(accused(soon, of_lost), by_loss, "{of_lost:?}");
+        // Rank 1 has not learned of the loss.
+        let waits = (29.9, State::Pending);
+        assert_eq!(accused(waits, of_lost), by_loss, "{of_lost:?}");
+    }
+    // Rank 1 had waited for rank 3 long before rank 2 was lost.
+    let long = (1.0, State::Pending);
+    assert_eq!(accused(long, None), (Code::E101, vec![3]));
+}

@@ -3,13 +3,13 @@
 use super::Context;
 use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
-use crate::align::record::Record;
+use crate::align::record::{Op, Record};
 use crate::judge::life::{BEFORE_TIMEOUT, End};
 use crate::judge::policy::{now_ns, written_ns};
 use crate::judge::waits::wait_graph::Place;
 use crate::report::Until;
 use crate::report::format::format_time;
-use rcomm_recorder::model::EntryState;
+use rcomm_recorder::model::{EntryState, FailureKind};
 
 /// An operation that failed after less than this, ms, does not show that a missing rank was late.
 const TOO_SHORT_MS: f64 = 1e3;
@@ -127,19 +127,51 @@ impl Context<'_> {
         }
     }
 
-    /// Whether the operation of a place failed soon after it was issued, on all ranks that were in it, and long before
-    /// its time-out: such a wait does not show that another rank is late.
+    /// Whether the operation of a place failed soon after it was issued, and long before its time-out: such a wait does
+    /// not show that another rank is late. It failed on all ranks that were in it; or it failed on some because they
+    /// lost a rank, and the others had not waited longer by then. Those may not know of the loss, or be lost.
     pub(crate) fn failed_at_once(&self, place: usize) -> bool {
         let operations = self.ops_of(place);
+        let lost_ns = operations
+            .iter()
+            .filter(|&&(record, position)| self.op_failed_at_once(record, position))
+            .filter_map(|&(record, position)| {
+                let op = self.aligned.op(record, position);
+                let failure = self.failure_in(record, op)?;
+                let others = failure.ranks.iter();
+                let mut others = others.filter(|rank| **rank != self.aligned.records[record].rank);
+                others
+                    .next()
+                    .filter(|_| failure.kind == FailureKind::PeerGone)?;
+                Some(
+                    op.failed_ns()?
+                        .saturating_sub(self.aligned.offsets_ns[record]),
+                )
+            })
+            .min();
+        let issued_shortly_before = |lost_ns: i64, op: &Op, record: RecordIx| {
+            let issued_ns = self.aligned.created_ns(record, op);
+            (lost_ns.saturating_sub(issued_ns) as f64) < TOO_SHORT_MS * 1e6
+        };
         !operations.is_empty()
             && operations.into_iter().all(|(record, position)| {
                 let op = self.aligned.op(record, position);
-                let limit_ms = self.aligned.limit_ms(record, op).unwrap_or(f64::INFINITY);
-                let lasted = op.wait_ms().filter(|_| op.state == EntryState::Failed);
-                lasted
-                    .map(f64::from)
-                    .is_some_and(|ms| ms < TOO_SHORT_MS && ms < limit_ms * BEFORE_TIMEOUT)
+                let is_over = op.state == EntryState::Failed;
+                match lost_ns {
+                    Some(lost_ns) if !is_over => issued_shortly_before(lost_ns, op, record),
+                    _ => self.op_failed_at_once(record, position),
+                }
             })
+    }
+
+    /// Whether an operation of a record failed soon after it was issued, and long before its time-out.
+    fn op_failed_at_once(&self, record: RecordIx, position: u32) -> bool {
+        let op = self.aligned.op(record, position);
+        let limit_ms = self.aligned.limit_ms(record, op).unwrap_or(f64::INFINITY);
+        let lasted = op.wait_ms().filter(|_| op.state == EntryState::Failed);
+        lasted
+            .map(f64::from)
+            .is_some_and(|ms| ms < TOO_SHORT_MS && ms < limit_ms * BEFORE_TIMEOUT)
     }
 
     /// The record and the position of each operation that waits at a place.

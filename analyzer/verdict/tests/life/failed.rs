@@ -195,3 +195,29 @@ fn who_had_not_come_yet_is_not_blamed_for_the_loss_of_another() {
     let long = (1.0, State::Pending);
     assert_eq!(accused(long, None), (Code::E101, vec![3]));
 }
+
+#[test]
+fn the_operation_of_a_process_that_is_gone_is_not_called_a_wait() {
+    let done = (0.0, State::Done(0.1));
+    let fail = |rank| {
+        let dump = record(rank, 4, &[done, (1.0, State::Failed(30.1))]);
+        fails(dump, FailureKind::PeerGone, &[2], 30.1)
+    };
+    let killed = dead(record(2, 4, &[done, (1.0, State::Pending)]), 30.0);
+    let dumps = [fail(0), fail(1), killed, record(3, 4, &[done])];
+    let report = analyze(&dumps, &Policy::default());
+    eprintln!(
+        "{:?}",
+        report
+            .findings
+            .iter()
+            .map(|f| &f.sentence)
+            .collect::<Vec<_>>()
+    );
+    assert_eq!(report.findings[0].culprit_ranks, [3]);
+    let sentence = &report.findings[0].sentence;
+    assert!(
+        sentence.contains("3 ranks waited until it failed"),
+        "{sentence}"
+    );
+}

@@ -188,13 +188,17 @@ impl Context<'_> {
     }
 
     /// When the last of the ranks at a place gave up, common time, ns; `None` while one still waits, or if a record
-    /// does not state it.
+    /// does not state it. A rank whose process is gone no longer waits, and does not count.
     pub(crate) fn gave_up_ns(&self, place: usize) -> Option<i64> {
         let ended = |record: RecordIx, position: u32| {
             let failed_ns = self.aligned.op(record, position).failed_ns()?;
             Some(failed_ns.saturating_sub(self.aligned.offsets_ns[record]))
         };
-        let operations = self.ops_of(place).into_iter();
+        let is_there = |&(record, position): &(RecordIx, u32)| {
+            let has_failed = self.aligned.op(record, position).state == EntryState::Failed;
+            has_failed || self.life.gone(self.aligned.records[record].rank).is_none()
+        };
+        let operations = self.ops_of(place).into_iter().filter(is_there);
         let ends: Vec<Option<i64>> = operations
             .map(|(record, position)| ended(record, position))
             .collect();

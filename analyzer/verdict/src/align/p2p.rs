@@ -3,11 +3,13 @@
 //! A message is identified by (group, source, destination, n-th message): each end counts its point-to-point operations
 //! separately, so sequence numbers do not match across ranks. If both records hold all operations, n is counted from
 //! the start. Otherwise the two lists are shifted against each other by what both ends share: the newest completed
-//! collective that both recorded, the newest completed message, and the sizes.
+//! collective that both recorded, the newest completed message, the sizes, and that no message is received before it is
+//! sent.
 //!
 //! If the recorder of PyTorch's NCCL backend wrote a closing marker for a batch, the marker holds the state of the
 //! batch's messages, since their own remains `scheduled`.
 
+use crate::align::clocks::CLOCK_ERROR_NS;
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, message};
 use rcomm_recorder::model::{EntryState, OpType};
@@ -238,9 +240,11 @@ fn shift_of(
         };
         before(&pair.sends, sent) - before(&pair.receives, received)
     });
+    let by_clock = by_clock(aligned, (sender, &pair.sends), (receiver, &pair.receives));
     let preferred = by_anchor.unwrap_or(by_completion);
-    let mut candidates: Vec<i64> = (-2..=2).map(|step| preferred + step).collect();
-    candidates.extend((-2..=2).map(|step| by_completion + step));
+    let found = [Some(preferred), Some(by_completion), by_clock];
+    let near = |shift: i64| (-2..=2).map(move |step| shift + step);
+    let mut candidates: Vec<i64> = found.into_iter().flatten().flat_map(near).collect();
     // The anchor gives a wrong shift only if one end posted a message before it and the other after it.
     let off_anchor = |shift: i64| by_anchor.map_or(0, |anchor| 2 * shift.abs_diff(anchor));
     candidates.sort_unstable();
@@ -264,6 +268,23 @@ fn shift_of(
 
 /// A shift is certain if its cost is lower than that of every other by at least this much.
 const CERTAIN_BY: u64 = 2;
+
+/// The shift at which the newest completed receive belongs to the last send that was posted before that receive ended.
+/// The receive cannot belong to a later send; it can belong to an earlier one if small messages need no receiver. `None`
+/// if no receive has completed, or the clocks are unknown.
+fn by_clock(
+    aligned: &Aligned<'_>,
+    (sender, sends): (RecordIx, &[Half]),
+    (receiver, receives): (RecordIx, &[Half]),
+) -> Option<i64> {
+    let received = receives
+        .iter()
+        .rposition(|&half| done(aligned, receiver, half))?;
+    let is_later =
+        |&send: &Half| is_received_first(aligned, (sender, send), (receiver, receives[received]));
+    let is_known = aligned.clock_known[sender] && aligned.clock_known[receiver];
+    is_known.then(|| sends.partition_point(|send| !is_later(send)) as i64 - 1 - received as i64)
+}
 
 /// The newest collective, in any group, that needs every member, that `one` completed and that `other` recorded: its
 /// positions in both records. `None` if there is none among the newest 4096 of each group.
@@ -335,6 +356,11 @@ fn misfit(
                         .size;
                 // Halves of different sizes that completed are not the same message.
                 cost += u64::from(differ) * if received { 50 } else { 1 };
+                cost += u64::from(is_received_first(
+                    aligned,
+                    (sender, send),
+                    (receiver, receive),
+                )) * 50;
             }
         }
     }
@@ -348,6 +374,23 @@ fn misfit(
         cost += u64::from(has_no_receive && sent && !is_in_batch(aligned, sender, send)) * 3;
     }
     cost
+}
+
+/// Whether a receive had completed before the send was posted, as far as the clocks show it: then these are not the
+/// halves of one message.
+fn is_received_first(
+    aligned: &Aligned<'_>,
+    (sender, send): (RecordIx, Half),
+    (receiver, receive): (RecordIx, Half),
+) -> bool {
+    let received_ns = aligned.op(receiver, receive.status_op).completed_ns();
+    let sent_ns = aligned.created_ns(sender, aligned.op(sender, send.position));
+    aligned.clock_known[sender]
+        && aligned.clock_known[receiver]
+        && received_ns.is_some_and(|received_ns| {
+            let received_ns = received_ns.saturating_sub(aligned.offsets_ns[receiver]);
+            received_ns.saturating_add(CLOCK_ERROR_NS) < sent_ns
+        })
 }
 
 /// Whether a half was posted with others in a batch that a marker closes.

@@ -3,6 +3,8 @@
 use crate::job::{State, alive, at, dead, launch, record, stopped};
 use crate::launched::judge_launched;
 use crate::root;
+use rcomm_recorder::model::{OpType, Peer, Rank};
+use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Verdict, analyze};
 
 #[test]
@@ -226,4 +228,35 @@ fn a_stopped_rank_is_named_although_its_ring_was_read_while_the_process_was_bein
     *last = alive(last.clone(), 6.9);
     let report = judge_launched(&dumps, ended);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
+}
+
+/// Changes operations of a record of two ranks into messages between them: those at these positions.
+fn as_messages(dump: &mut Dump, positions: std::ops::Range<usize>, op: OpType, peer: Rank) {
+    for entry in &mut dump.entries[positions] {
+        (entry.op, entry.is_p2p, entry.peer) = (op, true, Peer::Rank(peer));
+        (entry.p2p_seq_id, entry.collective_seq_id) = (entry.collective_seq_id, 0);
+    }
+}
+
+#[test]
+fn a_message_is_not_taken_for_one_that_was_received_before_it_was_sent() {
+    // Rank 0 receives one message every tenth of a second, and is stopped in the wait for the fifth. Rank 1 has sent
+    // that, and three more, since a small message needs no receiver; it waits in a collective.
+    let done = |at: f64| (at, State::Done(at + 0.01));
+    let mut received: Vec<(f64, State)> = (0..4).map(|nth| done(f64::from(nth) / 10.0)).collect();
+    received.push((0.4, State::Pending));
+    let mut sent: Vec<(f64, State)> = (0..8).map(|nth| done(f64::from(nth) / 10.0)).collect();
+    sent.push((0.8, State::Pending));
+    let mut receiver = record(0, 2, &received);
+    as_messages(&mut receiver, 0..5, OpType::Recv, 1);
+    let mut sender = record(1, 2, &sent);
+    as_messages(&mut sender, 0..8, OpType::Send, 0);
+    sender.entries[8].collective_seq_id = 9;
+    // The rings do not hold the first messages, nor a collective that both ranks have completed.
+    for entry in receiver.entries.iter_mut().chain(&mut sender.entries) {
+        entry.record_id += 100;
+    }
+    let dumps = [stopped(receiver, 0.35, 9.0), alive(sender, 9.0)];
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[0][..]));
 }

@@ -221,3 +221,34 @@ fn the_operation_of_a_process_that_is_gone_is_not_called_a_wait() {
         "{sentence}"
     );
 }
+
+#[test]
+fn a_recorded_mismatch_explains_the_losses_that_follow_it() {
+    let done = (0.0, State::Done(0.1));
+    let failed = |rank, when, kind, others: &[Rank]| {
+        let dump = record(rank, 3, &[done, (1.0, State::Failed(when))]);
+        fails(dump, kind, others, when)
+    };
+    // Rank 2, whose record is lost, passed other arguments than rank 1; or rank 1 did.
+    let mut dumps = [
+        failed(0, 1.6, FailureKind::PeerGone, &[2]),
+        failed(1, 1.1, FailureKind::Mismatch, &[2]),
+    ];
+    dumps[1].failures[0].text = "rank 1 passes 8 elements, rank 2 passes 9".into();
+    let report = analyze(&dumps, &Policy::default());
+    let finding = &report.findings[0];
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E150, &[][..])
+    );
+    assert_eq!(finding.alternatives, [[1], [2]]);
+    assert_eq!(
+        finding.sentence,
+        "rank 1 recorded that its call differs from that of rank 2 in all_reduce #2 on group default_pg at 13:00:01 \
+         UTC: rank 1 passes 8 elements, rank 2 passes 9; which of them is wrong is not known"
+    );
+    // A rank that was lost before did not end because of the mismatch.
+    dumps[0] = failed(0, 1.05, FailureKind::PeerGone, &[2]);
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(report.findings[0].culprit_ranks, [2]);
+}

@@ -41,7 +41,15 @@ impl Check for RecordedFailure {
         let lost_after = lost.split_off(lost.partition_point(|recorded| recorded.at_ns < given_up));
         let mut timeouts = of_kind(FailureKind::Timeout);
         timeouts.retain(|timeout| !is_caught(ctx, timeout));
-        let draft = gone(ctx, &lost, &timeouts)
+        // Ranks whose calls differ end, and their peers lose them.
+        let mismatches = of_kind(FailureKind::Mismatch);
+        let mismatch = mismatches.first().filter(|mismatch| {
+            let mut others = lost.iter().chain(&timeouts);
+            !lost.is_empty() && others.all(|other| mismatch.at_ns <= other.at_ns)
+        });
+        let draft = mismatch
+            .map(|mismatch| mismatched(ctx, mismatch))
+            .or_else(|| gone(ctx, &lost, &timeouts))
             .or_else(|| late(ctx, &timeouts))
             .or_else(|| aborted(ctx, &of_kind(FailureKind::Abort)))
             .or_else(|| gone(ctx, &lost_after, &timeouts))
@@ -318,6 +326,31 @@ fn leave_order_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     if draft.culprits.len() > 1 {
         draft.culprits.clear();
     }
+}
+
+/// E150: a rank found that its call and those of others differ, and the records do not hold both calls. Blames none of
+/// them.
+fn mismatched(ctx: &Context<'_>, first: &Recorded<'_>) -> FindingDraft {
+    let rank = first.failure.seen_by;
+    let others = first.failure.ranks.iter().copied();
+    let others: Vec<Rank> = others.filter(|other| *other != rank).collect();
+    let with = match others.as_slice() {
+        [] => "those of other ranks".to_owned(),
+        [other] => format!("that of rank {other}"),
+        others => format!("those of {}", format_ranks(others)),
+    };
+    let sentence = format!(
+        "rank {rank} recorded that its call differs from {with}{} at {}{}; which of them is wrong is not known",
+        inside(ctx, first),
+        time_of_day(first.at_ns),
+        text(first.failure),
+    );
+    let mut draft = recorded_error(ctx, first, Vec::new(), sentence);
+    let sides = std::iter::once(rank).chain(others).take(16);
+    draft.alternatives = sides.map(|side| vec![side]).collect();
+    draft.confidence = 0.5;
+    draft.next = format!("compare the calls: the error in the log of rank {rank} has both");
+    draft
 }
 
 /// E150: the first program that aborted its group; `None` without failures.

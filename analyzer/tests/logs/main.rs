@@ -468,6 +468,26 @@ fn a_time_out_in_gloo_does_not_accuse_the_rank_that_ended_first_by_it() {
 }
 
 #[test]
+fn slurm_s_order_of_exits_after_a_time_out_in_gloo_accuses_no_rank() {
+    let error = "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting \
+                 10000ms for recv operation to complete";
+    // The log of rank 0 is missing: it may have timed out, too.
+    let lines = [
+        "srun: error: n0: task 0: Exited with exit code 1".to_owned(),
+        "srun: error: n0: task 1: Exited with exit code 1".to_owned(),
+        format!("[rank1]: {error}"),
+    ];
+    let report = judge_lines(&lines);
+    assert_eq!(report.verdict, Verdict::Inconclusive, "{report:?}");
+    let finding = &report.findings[0];
+    assert_eq!(
+        finding.sentence,
+        "rank 1 timed out in a message of gloo, after 10 s; the log does not show for which rank it waited"
+    );
+    assert!(finding.culprit_ranks.is_empty(), "{finding:?}");
+}
+
+#[test]
 fn the_exception_of_a_rank_that_was_then_aborted_is_cited() {
     let lines = [
         "[rank1]: RuntimeError: bad sample",

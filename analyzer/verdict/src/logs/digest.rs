@@ -268,6 +268,12 @@ impl<'a> Digest<'a> {
         self.all.iter().any(|seen| seen.fact.rank == Some(rank))
     }
 
+    /// Whether a line is about this rank, other than one about the end of its process, which its launcher writes.
+    pub(super) fn has_own_lines(&self, rank: Rank) -> bool {
+        let mut own = self.all.iter();
+        own.any(|seen| seen.fact.rank == Some(rank) && !matches!(seen.fact.event, Event::Ended(_)))
+    }
+
     /// Whether this rank reports a time-out.
     pub(super) fn timed_out(&self, rank: Rank) -> bool {
         self.waits.iter().any(|wait| wait.rank == rank)

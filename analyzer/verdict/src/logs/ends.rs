@@ -79,12 +79,10 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
         (.., Some((_, error))) => format!(" after it had raised {error}"),
         _ => String::new(),
     };
-    let has_own_lines = seen.fact.rank.is_some_and(|rank| {
-        let mut own = digest.all.iter();
-        own.any(|other| {
-            other.fact.rank == Some(rank) && !matches!(other.fact.event, Event::Ended(_))
-        })
-    });
+    let has_own_lines = seen
+        .fact
+        .rank
+        .is_some_and(|rank| digest.has_own_lines(rank));
     let mut found = Conclusion::new(
         Code::E150,
         Verdict::Crashed,

@@ -42,10 +42,13 @@ pub(super) fn timed_out(digest: &Digest<'_>) -> Option<Conclusion> {
     let waits = waits(digest);
     let longest = waits.iter().map(|(.., time_out)| *time_out).max()?;
     let ranks: BTreeSet<Rank> = waits.iter().map(|(_, rank, _)| *rank).collect();
-    // The others waited for the process that ended first by itself.
-    let first = digest
-        .first_end()
-        .and_then(|(seen, end)| seen.fact.rank.filter(|_| end.code != 0));
+    // The others waited for the process that ended first by itself. One that exited with an error and left no lines may
+    // have timed out, too: launchers do not name processes in the order of their ends.
+    let first = digest.first_end().and_then(|(seen, end)| {
+        let rank = seen.fact.rank?;
+        let is_by_itself = end.code < 0 || end.first || digest.has_own_lines(rank);
+        (end.code != 0 && is_by_itself).then_some(rank)
+    });
     if first.is_some_and(|rank| !ranks.contains(&rank)) {
         return None;
     }
@@ -79,7 +82,8 @@ pub(super) fn timed_out(digest: &Digest<'_>) -> Option<Conclusion> {
         found.culprits = missing;
         found
     } else {
-        let sentence = format!("{fact}; the log does not show for which rank they waited");
+        let they = if ranks.len() == 1 { "it" } else { "they" };
+        let sentence = format!("{fact}; the log does not show for which rank {they} waited");
         let mut found = Conclusion::new(Code::N302, Verdict::Inconclusive, 0.0, sentence);
         found.next = format!("collect the logs of all ranks; {RECORD}");
         found

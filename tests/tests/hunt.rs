@@ -11,7 +11,8 @@ const MENDED: &[u64] = &[
 /// Seeds of the other classes whose reports once stated something false. The reports were wrong about ranks without a
 /// record: about which of two calls they had made, and why they had left. They took dumps of an earlier run, which name
 /// no job, for dumps of this one. And they accused ranks that a failure had made write a dump while they worked or gave
-/// up.
+/// up. They paired messages that cannot belong together, and accused ranks whose records lack the start of an operation
+/// that had completed, or that Slurm named first.
 const MENDED_OF_CLASS: &[(Class, u64)] = &[
     (Class::Attempts, 7),
     (Class::Attempts, 45),
@@ -44,6 +45,10 @@ const MENDED_OF_CLASS: &[(Class, u64)] = &[
     (Class::Dumps, 714),
     (Class::Dumps, 764),
     (Class::Dumps, 772),
+    (Class::Meshes, 226),
+    (Class::Meshes, 1388),
+    (Class::Batches, 763),
+    (Class::Logs, 936),
 ];
 /// The seeds of [`Class::Any`] that every test run judges.
 const SEEDS: Range<u64> = 0..160;

@@ -74,7 +74,7 @@ impl Aligned<'_> {
             None if self.records[record].wrapped() => self.by_peers(group, record, seq),
             None => Presence::Absent,
         };
-        let is_over = self.completed_to[group].is_over(seq);
+        let is_over = self.is_over(group, seq);
         let ends_early = self.lacks_newest(record) == Some(UnknownReason::Outdated);
         if presence == Presence::Absent && (is_over || ends_early) {
             return Presence::Unknown(UnknownReason::Outdated);
@@ -220,11 +220,15 @@ impl Aligned<'_> {
         completed
     }
 
+    /// Whether a collective that needs every member has provably completed for one of them, or a later one has.
+    pub(crate) fn is_over(&self, group: GroupIx, seq: u32) -> bool {
+        self.completed_to[group].is_over(seq)
+    }
+
     /// Whether a collective that is pending in a record has completed since: the record was taken too early, and others
     /// show it.
     pub(crate) fn is_over_since(&self, record: RecordIx, group: GroupIx, seq: u32) -> bool {
-        self.lacks_newest(record) == Some(UnknownReason::Outdated)
-            && self.completed_to[group].is_over(seq)
+        self.lacks_newest(record) == Some(UnknownReason::Outdated) && self.is_over(group, seq)
     }
 
     /// The records that were taken too early and in which only `retired` shows that an operation is over. Their peers

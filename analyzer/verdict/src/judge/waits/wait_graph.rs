@@ -450,6 +450,8 @@ impl WaitGraph {
         for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
             let why = match aligned.presence(group, member, seq) {
                 Presence::Lost => continue,
+                // It has completed elsewhere, so it has started here, although the record does not show it.
+                Presence::Issued(_) if aligned.is_over(group, seq) => continue,
                 Presence::Issued(_) => {
                     let record = aligned.record_in(group, rank);
                     match record.and_then(|record| self.arrival(record, group, seq)) {

@@ -365,9 +365,18 @@ fn when_posted(
         match aligned.presence(after_lane.group, after_lane.member as usize, after.seq) {
             Presence::Issued(index) => {
                 let from = after_lane.collectives[index];
-                of_pair
+                let found = of_pair
                     .filter(|&message| message > from)
-                    .nth(after.since as usize)
+                    .nth(after.since as usize);
+                // A rank that had posted more or fewer messages by then is at another point of the program.
+                let is_other = |&message: &u32| {
+                    let seq = aligned.op(record, message).p2p_seq;
+                    seq != posted.p2p_seq && seq != 0 && posted.p2p_seq != 0
+                };
+                if found.as_ref().is_some_and(is_other) {
+                    return None;
+                }
+                found
             }
             // The record does not show which of its messages follow this collective.
             Presence::Lost | Presence::Unknown(_) => return None,

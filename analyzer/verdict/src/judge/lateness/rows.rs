@@ -202,7 +202,9 @@ impl<'a> ArrivalReader<'a> {
     fn messages_since(&self, arrived: &Arrived) -> &[u32] {
         let messages = &self.messages[arrived.record];
         let index = |position: u32| messages.partition_point(|&message| message < position);
-        &messages[index(arrived.since)..index(arrived.position)]
+        // Of a damaged record, the previous common operation may follow.
+        let range = index(arrived.since)..index(arrived.position);
+        messages.get(range).unwrap_or_default()
     }
 
     /// An upper bound, ms, of the delay of `one` against `other` that `one` itself caused. If neither passed messages,

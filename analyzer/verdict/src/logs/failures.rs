@@ -205,8 +205,8 @@ pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
         Verdict::Crashed,
         0.6,
         format!(
-            "a process at {peer} closed its connection to {who_text}{place}: that process has ended, or its \
-             host is cut off"
+            "a process at {peer} closed its connection to {who_text}{place}: that process has ended or left its \
+             group, or its host is cut off"
         ),
     );
     found.victims.extend(who);

@@ -1,8 +1,8 @@
 //! Tests time-outs that name different ranks, in operations and in the meeting that ends the job: who waited for whom.
 
-use crate::job::{State, alive, at, closed, fails, record, stopped};
-use crate::root;
-use rcomm_recorder::model::{Failure, FailureKind, OpType, Peer, Rank};
+use crate::job::{State, alive, at, closed, dead, fails, record, stopped};
+use crate::{judge, root};
+use rcomm_recorder::model::{Failure, FailureKind, OpType, Peer, ProcessExit, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
@@ -228,4 +228,27 @@ fn a_rank_that_waited_for_another_message_of_the_group_is_not_the_cause() {
         let report = analyze(&dumps, &Policy::default());
         assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[0][..]));
     }
+}
+
+#[test]
+fn a_late_rank_that_its_launcher_ended_after_a_time_out_is_not_said_to_have_ended_by_itself() {
+    let done = (0.0, State::Done(0.1));
+    let dump_of = |rank: Rank| {
+        let late = rank == 1;
+        let operations = [done, (1.0, State::Failed(9.0))];
+        let mut dump = record(rank, 3, &operations[..if late { 1 } else { 2 }]);
+        for entry in &mut dump.entries {
+            entry.timeout_ms = 8_000;
+        }
+        let ended = if late { 9.8 } else { 9.6 };
+        let mut dump = dead(dump, ended);
+        let status = dump.status.as_mut().expect("the record has a status");
+        status.exit = Some(ProcessExit {
+            code: if late { 143 } else { 1 },
+            time_ns: at(ended),
+        });
+        dump
+    };
+    let report = judge(&(0..3).map(dump_of).collect::<Vec<_>>(), 60.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
 }

@@ -498,7 +498,12 @@ impl End {
                 true => (EndKind::Crashed, Vec::new()),
                 false => (EndKind::Cancelled, Vec::new()),
             },
-            Order::Unknown => (EndKind::Crashed, ranks_of(&failed)),
+            Order::Unknown => {
+                // A launcher asks the others to end once one has ended by itself.
+                let mut first = failed.clone();
+                first.retain(|process| !by_itself || !was_asked(aligned, process));
+                (EndKind::Crashed, ranks_of(&first))
+            }
         };
         let times = gone.iter().filter(|process| first.contains(&process.rank));
         let first_ns = times.map(|process| process.at_ns).max().unwrap_or(last_ns);

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
-use crate::align::record::{Op, Record};
+use crate::align::record::Record;
 use crate::judge::life::{BEFORE_TIMEOUT, End};
 use crate::judge::policy::{now_ns, written_ns};
 use crate::judge::waits::wait_graph::Place;
@@ -132,36 +132,35 @@ impl Context<'_> {
     /// lost a rank, and the others had not waited longer by then. Those may not know of the loss, or be lost.
     pub(crate) fn failed_at_once(&self, place: usize) -> bool {
         let operations = self.ops_of(place);
-        let lost_ns = operations
+        let losses = operations
             .iter()
-            .filter(|&&(record, position)| self.op_failed_at_once(record, position))
-            .filter_map(|&(record, position)| {
-                let op = self.aligned.op(record, position);
-                let failure = self.failure_in(record, op)?;
-                let others = failure.ranks.iter();
-                let mut others = others.filter(|rank| **rank != self.aligned.records[record].rank);
-                others
-                    .next()
-                    .filter(|_| failure.kind == FailureKind::PeerGone)?;
-                Some(
-                    op.failed_ns()?
-                        .saturating_sub(self.aligned.offsets_ns[record]),
-                )
-            })
-            .min();
-        let issued_shortly_before = |lost_ns: i64, op: &Op, record: RecordIx| {
-            let issued_ns = self.aligned.created_ns(record, op);
-            (lost_ns.saturating_sub(issued_ns) as f64) < TOO_SHORT_MS * 1e6
-        };
-        !operations.is_empty()
-            && operations.into_iter().all(|(record, position)| {
-                let op = self.aligned.op(record, position);
-                let is_over = op.state == EntryState::Failed;
-                match lost_ns {
-                    Some(lost_ns) if !is_over => issued_shortly_before(lost_ns, op, record),
-                    _ => self.op_failed_at_once(record, position),
+            .filter_map(|&(record, position)| self.lost_a_rank_ns(record, position));
+        let first_loss_ns = losses.min();
+        let is_short = |&(record, position): &(RecordIx, u32)| {
+            let op = self.aligned.op(record, position);
+            match first_loss_ns {
+                Some(lost_ns) if op.state != EntryState::Failed => {
+                    let waited_ns = lost_ns.saturating_sub(self.aligned.created_ns(record, op));
+                    (waited_ns as f64) < TOO_SHORT_MS * 1e6
                 }
-            })
+                _ => self.op_failed_at_once(record, position),
+            }
+        };
+        !operations.is_empty() && operations.iter().all(is_short)
+    }
+
+    /// When an operation of a record failed, common time, ns, if it failed at once and because its rank lost another.
+    fn lost_a_rank_ns(&self, record: RecordIx, position: u32) -> Option<i64> {
+        let op = self.aligned.op(record, position);
+        let failure = self.failure_in(record, op)?;
+        let own = self.aligned.records[record].rank;
+        let names_another = failure.ranks.iter().any(|&rank| rank != own);
+        let is_loss = failure.kind == FailureKind::PeerGone && names_another;
+        if !is_loss || !self.op_failed_at_once(record, position) {
+            return None;
+        }
+        let offset_ns = self.aligned.offsets_ns[record];
+        Some(op.failed_ns()?.saturating_sub(offset_ns))
     }
 
     /// Whether an operation of a record failed soon after it was issued, and long before its time-out.

@@ -2,7 +2,8 @@
 //!
 //! Record ids that are missing between operations show such a dump. If no ids are missing there, the dump looks like a
 //! small ring that has wrapped and whose operations are all unfinished. But such a ring may have dropped unfinished
-//! operations. The dumps of a job are all written in one way, so the other dumps show which of the two it is.
+//! operations. The status of the groups shows that it has not, if it states it. Else the other dumps show which of the
+//! two it is, since the dumps of a job are all written in one way.
 
 use crate::align::record::{Record, may_leave_out};
 use rcomm_recorder::publish::Recorder;
@@ -18,7 +19,7 @@ pub(crate) fn settle(records: &mut [Record]) {
     for record in records.iter().filter(|record| !record.cut) {
         let of_recorder = dumps.entry(record.recorder).or_default();
         of_recorder.has_done |= !has_none_done(record);
-        of_recorder.shows_it |= record.only_active;
+        of_recorder.shows_it |= record.only_active || holds_all_unfinished(record);
         if looks_active(record) {
             of_recorder.note(record.ops.len());
         }
@@ -72,6 +73,24 @@ fn looks_active(record: &Record) -> bool {
     may_leave_out(record.recorder)
         && record.wrapped()
         && !record.ops.is_empty()
-        && record.ops.len() < LEAST_RING
+        && (record.ops.len() < LEAST_RING || holds_all_unfinished(record))
         && has_none_done(record)
+}
+
+/// Whether the first collective of each group in a record follows the last one that the group's status states as
+/// completed: then the record lacks no unfinished operation. False if a group has messages, which have other numbers.
+fn holds_all_unfinished(record: &Record) -> bool {
+    let mut first: HashMap<u16, u32> = HashMap::new();
+    for op in &record.ops {
+        if op.is_p2p || op.kind.is_p2p() {
+            return false;
+        }
+        first.entry(op.group).or_insert(op.seq);
+    }
+    !first.is_empty()
+        && first.into_iter().all(|(group, seq)| {
+            let group = record.groups.get(usize::from(group));
+            let status = group.and_then(|group| group.status);
+            status.is_some_and(|status| status.last_completed.max(0) + 1 == i64::from(seq))
+        })
 }

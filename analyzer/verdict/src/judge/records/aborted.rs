@@ -3,6 +3,8 @@
 //! When a job gives up at a time-out it aborts its communicators. Their kernels end, the CUDA events behind them fire,
 //! and a dump that is written after that shows the operations that hung as completed. This is visible if one of them
 //! took its whole time-out and a member never issued it: a collective that needs every member cannot have completed.
+//! But if a rank issued and completed operations after it, it was no abort that ended it: the member's record was taken
+//! too early.
 
 use crate::align::record::{NONE, Op, Record};
 use crate::align::shared::Shared;
@@ -21,16 +23,29 @@ type Collective = (u32, u32);
 /// Gives operations that an abort ended the state that they had before. In each record, these are all operations that
 /// completed after the first aborted collective did, or at most [`ABORT_NS`] before it.
 pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
-    let of_records = shared.map(records.len(), |index| -> Vec<Collective> {
+    // Each with whether its rank went on after it.
+    let of_records = shared.map(records.len(), |index| -> Vec<(Collective, bool)> {
         let record = &records[index];
-        let is_nccl = record.recorder == Recorder::Nccl;
-        let ops = record.ops.iter().filter(|_| is_nccl);
-        let ended = ops.filter(|op| took_its_timeout(shared, op));
-        ended.filter_map(|op| collective_of(record, op)).collect()
+        if record.recorder != Recorder::Nccl {
+            return Vec::new();
+        }
+        let completed = record.ops.iter().filter(|op| op.completed());
+        let last_issued_ns = completed.map(|op| op.created_ns).max();
+        let ended = record.ops.iter().filter(|op| took_its_timeout(shared, op));
+        let collectives = ended.filter_map(|op| {
+            let went_on = last_issued_ns > op.completed_ns();
+            Some((collective_of(record, op)?, went_on))
+        });
+        collectives.collect()
     });
-    let at_timeout: BTreeSet<Collective> = of_records.into_iter().flatten().collect();
-    let aborted: BTreeSet<Collective> = at_timeout
-        .into_iter()
+    let at_timeout = || of_records.iter().flatten().copied();
+    let overcome: BTreeSet<Collective> = at_timeout()
+        .filter(|&(_, went_on)| went_on)
+        .map(|(collective, _)| collective)
+        .collect();
+    let aborted: BTreeSet<Collective> = at_timeout()
+        .map(|(collective, _)| collective)
+        .filter(|collective| !overcome.contains(collective))
         .filter(|&collective| {
             records
                 .iter()

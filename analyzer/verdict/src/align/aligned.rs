@@ -70,6 +70,8 @@ pub(crate) struct Aligned<'a> {
     pub(crate) offsets_ns: Vec<i64>,
     /// For each record: whether common collectives connect its clock to the others'.
     pub(crate) clock_known: Vec<bool>,
+    /// By record: how far its offset may be off, ns ([`Offset::spread_ns`]); `None` if that is unknown.
+    pub(crate) clock_spread_ns: Vec<Option<i64>>,
     /// The newest time in any record, by the clock of that record, ns; 0 if there is none.
     pub(crate) newest_ns: i64,
     /// The newest time in any record, common time, ns; 0 if there is none.
@@ -108,6 +110,7 @@ impl<'a> Aligned<'a> {
             may_have_more: false,
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
+            clock_spread_ns: vec![None; records.len()],
             newest_ns: 0,
             newest_common_ns: 0,
             families: alignment.families,
@@ -123,6 +126,8 @@ impl<'a> Aligned<'a> {
         let offset_ns = |clock: &Option<Offset>| clock.map_or(0, |clock| clock.ns);
         self.offsets_ns = clocks.iter().map(offset_ns).collect();
         self.clock_known = clocks.iter().map(Option::is_some).collect();
+        let spread_ns = |clock: &Option<Offset>| clock.and_then(|clock| clock.spread_ns);
+        self.clock_spread_ns = clocks.iter().map(spread_ns).collect();
         let latest_ns = |index: RecordIx| self.records[index].latest_ns();
         let latest_ns = self.shared.map(self.records.len(), latest_ns);
         self.newest_ns = latest_ns.iter().copied().max().unwrap_or(0);
@@ -166,6 +171,7 @@ impl<'a> Aligned<'a> {
             may_have_more: false,
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
+            clock_spread_ns: vec![None; records.len()],
             newest_ns: 0,
             newest_common_ns: 0,
             families: 0,

@@ -25,9 +25,6 @@ const LEAST_SAMPLES: usize = 6;
 /// have a collective in common with another's.
 const MEMBERS_COMPARED: usize = 4;
 
-/// Common times of two hosts that differ by less than this, ns, do not show what came first.
-pub(crate) const CLOCK_ERROR_NS: i64 = 50_000_000;
-
 /// The offset of one record's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offset {

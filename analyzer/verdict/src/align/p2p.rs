@@ -9,7 +9,7 @@
 //! If the recorder of PyTorch's NCCL backend wrote a closing marker for a batch, the marker holds the state of the
 //! batch's messages, since their own remains `scheduled`.
 
-use crate::align::clocks::CLOCK_ERROR_NS;
+use crate::align::clocks;
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, message};
 use rcomm_recorder::model::{EntryState, OpType};
@@ -282,8 +282,8 @@ fn by_clock(
         .rposition(|&half| done(aligned, receiver, half))?;
     let is_later =
         |&send: &Half| is_received_first(aligned, (sender, send), (receiver, receives[received]));
-    let is_known = aligned.clock_known[sender] && aligned.clock_known[receiver];
-    is_known.then(|| sends.partition_point(|send| !is_later(send)) as i64 - 1 - received as i64)
+    order_error_ns(aligned, sender, receiver)?;
+    Some(sends.partition_point(|send| !is_later(send)) as i64 - 1 - received as i64)
 }
 
 /// The newest collective, in any group, that needs every member, that `one` completed and that `other` recorded: its
@@ -384,13 +384,25 @@ fn is_received_first(
     (receiver, receive): (RecordIx, Half),
 ) -> bool {
     let received_ns = aligned.op(receiver, receive.status_op).completed_ns();
+    let Some((received_ns, error_ns)) = received_ns.zip(order_error_ns(aligned, sender, receiver))
+    else {
+        return false;
+    };
+    let received_ns = received_ns.saturating_sub(aligned.offsets_ns[receiver]);
     let sent_ns = aligned.created_ns(sender, aligned.op(sender, send.position));
-    aligned.clock_known[sender]
-        && aligned.clock_known[receiver]
-        && received_ns.is_some_and(|received_ns| {
-            let received_ns = received_ns.saturating_sub(aligned.offsets_ns[receiver]);
-            received_ns.saturating_add(CLOCK_ERROR_NS) < sent_ns
-        })
+    received_ns.saturating_add(error_ns) < sent_ns
+}
+
+/// Common times of two records that differ by more than this, ns, show what came first; `None` if it is not known how
+/// well their clocks are related. The ranks of one host share a clock.
+fn order_error_ns(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<i64> {
+    const LEAST_NS: i64 = 5_000_000;
+    let [host, other_host] = [one, other].map(|record| &aligned.records[record].identity.host);
+    if !host.is_empty() && host == other_host {
+        return Some(LEAST_NS);
+    }
+    let spread_ns = clocks::sum(aligned.clock_spread_ns[one], aligned.clock_spread_ns[other])?;
+    Some(spread_ns.saturating_mul(4).max(LEAST_NS))
 }
 
 /// Whether a half was posted with others in a batch that a marker closes.

@@ -5,7 +5,6 @@
 //! the first in the order of the program; the other waits are consequences.
 
 use super::undated;
-use crate::align::clocks::CLOCK_ERROR_NS;
 use crate::align::record::Record;
 use crate::align::{Group, Presence, retiring_is_all};
 use crate::judge::check::Check;
@@ -78,6 +77,9 @@ impl Check for NotJoined {
         drafts.collect()
     }
 }
+
+/// Common times of two hosts that differ by less than this, ns, do not show what came first.
+const CLOCK_ERROR_NS: i64 = 50_000_000;
 
 /// Whether an exception had left the program of this rank before the operation of a place failed: the end of its
 /// process closes connections. Not if another rank that is missing there is gone, which may be the cause of the

@@ -206,14 +206,6 @@ fn the_operation_of_a_process_that_is_gone_is_not_called_a_wait() {
     let killed = dead(record(2, 4, &[done, (1.0, State::Pending)]), 30.0);
     let dumps = [fail(0), fail(1), killed, record(3, 4, &[done])];
     let report = analyze(&dumps, &Policy::default());
-    eprintln!(
-        "{:?}",
-        report
-            .findings
-            .iter()
-            .map(|f| &f.sentence)
-            .collect::<Vec<_>>()
-    );
     assert_eq!(report.findings[0].culprit_ranks, [3]);
     let sentence = &report.findings[0].sentence;
     assert!(

@@ -4,7 +4,7 @@ use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{Analysis, Extent, Finding, GroupRef, Policy, Report, analyze};
 use rcomm_recorder::model::{Entry, EntryState};
-use rcomm_recorder::publish::Recorder;
+use rcomm_recorder::publish::{Dump, Recorder};
 
 /// The last five operations of a group in a simulated job of 16 ranks, 10 s after the fault.
 fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
@@ -22,6 +22,18 @@ fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix
     };
     let report = analyze(&dumps, &Policy::default());
     matrix((0..).zip(&dumps), &group, &report, 5, rows)
+}
+
+/// The dumps of a simulated job of 16 ranks, 10 s after one of them got stuck, and the group of the first eight ranks.
+fn stuck() -> (Vec<Dump>, GroupRef) {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let group = GroupRef {
+        name: "tp_0".into(),
+        desc: "tp".into(),
+        ranks: (0..8).collect(),
+    };
+    let dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
+    (dumps, group)
 }
 
 /// The letter of each cell.
@@ -140,13 +152,7 @@ fn a_member_without_a_record_is_shown_as_such() {
 
 #[test]
 fn what_a_cut_record_lacks_at_its_end_is_not_called_missing() {
-    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
-    let mut dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
-    let group = GroupRef {
-        name: "tp_0".into(),
-        desc: "tp".into(),
-        ranks: (0..8).collect(),
-    };
+    let (mut dumps, group) = stuck();
     // Of rank 3, which waits with others, the end of the file is lost.
     let kept = dumps[3].entries.len() - 6;
     dumps[3].entries.truncate(kept);
@@ -171,13 +177,7 @@ fn what_a_cut_record_lacks_at_its_end_is_not_called_missing() {
 
 #[test]
 fn a_call_whose_size_does_not_fit_is_a_mismatch_though_its_operation_is_that_of_the_others() {
-    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
-    let mut dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
-    let group = GroupRef {
-        name: "tp_0".into(),
-        desc: "tp".into(),
-        ranks: (0..8).collect(),
-    };
+    let (mut dumps, group) = stuck();
     // The newest call of rank 3 on the group sends one element more.
     let dump = &mut dumps[3];
     let index = dump

@@ -240,7 +240,9 @@ fn shift_of(
         };
         before(&pair.sends, sent) - before(&pair.receives, received)
     });
-    let by_clock = by_clock(aligned, (sender, &pair.sends), (receiver, &pair.receives));
+    let error_ns = order_error_ns(aligned, sender, receiver);
+    let by_clock =
+        error_ns.and_then(|error_ns| by_clock(aligned, sender, receiver, pair, error_ns));
     let preferred = by_anchor.unwrap_or(by_completion);
     let found = [Some(preferred), Some(by_completion), by_clock];
     let near = |shift: i64| (-2..=2).map(move |step| shift + step);
@@ -252,7 +254,8 @@ fn shift_of(
     let mut ranked: Vec<_> = candidates
         .into_iter()
         .map(|shift| {
-            let cost = misfit(aligned, sender, receiver, pair, shift) + off_anchor(shift);
+            let cost =
+                misfit(aligned, (sender, receiver), pair, shift, error_ns) + off_anchor(shift);
             let by_completion = (shift - by_completion).abs();
             (cost, (shift - preferred).abs(), by_completion, shift)
         })
@@ -271,19 +274,20 @@ const CERTAIN_BY: u64 = 2;
 
 /// The shift at which the newest completed receive belongs to the last send that was posted before that receive ended.
 /// The receive cannot belong to a later send; it can belong to an earlier one if small messages need no receiver. `None`
-/// if no receive has completed, or the clocks are unknown.
+/// if no receive has completed. `error_ns` is that of [`order_error_ns`].
 fn by_clock(
     aligned: &Aligned<'_>,
-    (sender, sends): (RecordIx, &[Half]),
-    (receiver, receives): (RecordIx, &[Half]),
+    sender: RecordIx,
+    receiver: RecordIx,
+    pair: &Pair,
+    error_ns: i64,
 ) -> Option<i64> {
-    let received = receives
-        .iter()
-        .rposition(|&half| done(aligned, receiver, half))?;
-    let is_later =
-        |&send: &Half| is_received_first(aligned, (sender, send), (receiver, receives[received]));
-    order_error_ns(aligned, sender, receiver)?;
-    Some(sends.partition_point(|send| !is_later(send)) as i64 - 1 - received as i64)
+    let mut receives = pair.receives.iter();
+    let received = receives.rposition(|&half| done(aligned, receiver, half))?;
+    let received_ns = received_ns(aligned, receiver, pair.receives[received])?;
+    let is_earlier =
+        |&send: &Half| posted_ns(aligned, sender, send) <= received_ns.saturating_add(error_ns);
+    Some(pair.sends.partition_point(is_earlier) as i64 - 1 - received as i64)
 }
 
 /// The newest collective, in any group, that needs every member, that `one` completed and that `other` recorded: its
@@ -318,10 +322,10 @@ fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32,
 /// cases: what cannot happen costs most, what is only unusual least.
 fn misfit(
     aligned: &Aligned<'_>,
-    sender: RecordIx,
-    receiver: RecordIx,
+    (sender, receiver): (RecordIx, RecordIx),
     pair: &Pair,
     shift: i64,
+    error_ns: Option<i64>,
 ) -> u64 {
     const DEPTH: usize = 64;
     let mut cost = 0;
@@ -356,11 +360,14 @@ fn misfit(
                         .size;
                 // Halves of different sizes that completed are not the same message.
                 cost += u64::from(differ) * if received { 50 } else { 1 };
-                cost += u64::from(is_received_first(
-                    aligned,
-                    (sender, send),
-                    (receiver, receive),
-                )) * 50;
+                // What was received before it was sent, as far as the clocks show it, is not the same message.
+                if received && let Some(error_ns) = error_ns {
+                    let received_ns = received_ns(aligned, receiver, receive);
+                    let posted_ns = posted_ns(aligned, sender, send);
+                    let is_first =
+                        received_ns.is_some_and(|ns| ns.saturating_add(error_ns) < posted_ns);
+                    cost += u64::from(is_first) * 50;
+                }
             }
         }
     }
@@ -376,21 +383,15 @@ fn misfit(
     cost
 }
 
-/// Whether a receive had completed before the send was posted, as far as the clocks show it: then these are not the
-/// halves of one message.
-fn is_received_first(
-    aligned: &Aligned<'_>,
-    (sender, send): (RecordIx, Half),
-    (receiver, receive): (RecordIx, Half),
-) -> bool {
-    let received_ns = aligned.op(receiver, receive.status_op).completed_ns();
-    let Some((received_ns, error_ns)) = received_ns.zip(order_error_ns(aligned, sender, receiver))
-    else {
-        return false;
-    };
-    let received_ns = received_ns.saturating_sub(aligned.offsets_ns[receiver]);
-    let sent_ns = aligned.created_ns(sender, aligned.op(sender, send.position));
-    received_ns.saturating_add(error_ns) < sent_ns
+/// When a receive completed, common time, ns; `None` if it did not, or the record does not state when.
+fn received_ns(aligned: &Aligned<'_>, receiver: RecordIx, receive: Half) -> Option<i64> {
+    let received_ns = aligned.op(receiver, receive.status_op).completed_ns()?;
+    Some(received_ns.saturating_sub(aligned.offsets_ns[receiver]))
+}
+
+/// When a send was posted, common time, ns.
+fn posted_ns(aligned: &Aligned<'_>, sender: RecordIx, send: Half) -> i64 {
+    aligned.created_ns(sender, aligned.op(sender, send.position))
 }
 
 /// Common times of two records that differ by more than this, ns, show what came first; `None` if it is not known how

@@ -29,9 +29,13 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
         if record.recorder != Recorder::Nccl {
             return Vec::new();
         }
+        let ended = record.ops.iter().filter(|op| took_its_timeout(shared, op));
+        let mut ended = ended.peekable();
+        if ended.peek().is_none() {
+            return Vec::new();
+        }
         let completed = record.ops.iter().filter(|op| op.completed());
         let last_issued_ns = completed.map(|op| op.created_ns).max();
-        let ended = record.ops.iter().filter(|op| took_its_timeout(shared, op));
         let collectives = ended.filter_map(|op| {
             let went_on = last_issued_ns > op.completed_ns();
             Some((collective_of(record, op)?, went_on))

@@ -19,8 +19,9 @@ pub(crate) fn settle(records: &mut [Record]) {
     for record in records.iter().filter(|record| !record.cut) {
         let of_recorder = dumps.entry(record.recorder).or_default();
         of_recorder.has_done |= !has_none_done(record);
-        of_recorder.shows_it |= record.only_active || holds_all_unfinished(record);
+        of_recorder.shows_it |= record.only_active;
         if looks_active(record) {
+            of_recorder.shows_it |= holds_all_unfinished(record);
             of_recorder.note(record.ops.len());
         }
     }
@@ -73,8 +74,8 @@ fn looks_active(record: &Record) -> bool {
     may_leave_out(record.recorder)
         && record.wrapped()
         && !record.ops.is_empty()
-        && (record.ops.len() < LEAST_RING || holds_all_unfinished(record))
         && has_none_done(record)
+        && (record.ops.len() < LEAST_RING || holds_all_unfinished(record))
 }
 
 /// Whether the first collective of each group in a record follows the last one that the group's status states as

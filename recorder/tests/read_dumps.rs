@@ -77,9 +77,15 @@ fn every_real_dump_is_read_and_every_truth_file_is_refused() {
             ));
         } else {
             assert!(problems.is_empty(), "{name}: {problems:?}");
-            assert_eq!(dump.version.to_string(), "2.10", "{name}");
+            let known = ["2.7", "2.9", "2.10"].map(String::from);
+            assert!(known.contains(&dump.version.to_string()), "{name}");
         }
-        assert!(!dump.entries.is_empty(), "{name}");
+        // A dump of the active calls only has no entries where none is, and nothing else tells its recorder.
+        if dump.entries.is_empty() {
+            assert!(name.contains("-active-"), "{name}");
+            assert_eq!(dump.recorder, Recorder::Unknown, "{name}");
+            continue;
+        }
         let recorder = if name.contains("native") {
             Recorder::NativeGloo
         } else if name.contains("nccl-") {

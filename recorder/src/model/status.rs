@@ -55,6 +55,9 @@ impl RankStatus {
     /// program gives to a phase is recorded with this beginning. The reason of an abort for such an exception begins
     /// with it, too.
     pub const RAISED: &str = "raised ";
+    /// The phase that the recorder for PyTorch notes before the program destroys all its groups, and at the end of a
+    /// program that no exception ends: the rank issues nothing more.
+    pub const LEFT: &str = "left its process groups";
 }
 
 /// The end of a process that ended by itself, as the process noted it.

@@ -38,6 +38,8 @@ _log = logging.getLogger("rcomm")
 _HOOK_ID = 0x7263
 _SWEEPS_PER_SECOND = 20
 _IN_LOADER = "in next() of the data loader"
+# The analysis knows this phase by its words.
+_LEFT = "left its process groups"
 # How long a process that ends waits for operations that the program did not wait for, in seconds.
 _END_TIME = 0.5
 
@@ -232,6 +234,8 @@ class _Recorder:
         # Backends that were logged as not recorded.
         self.logged_backends: set[str] = set()
         self.phase = ""
+        # Whether the program has destroyed all its groups, and made none since.
+        self.has_left = False
         # How many steps each optimizer has made, by its id.
         self.steps: dict[int, int] = {}
         # Whether the program reports its steps itself.
@@ -306,6 +310,9 @@ class _Recorder:
             self.watch_program()
             return
         ring = self.open(pg)
+        if self.has_left:
+            self.has_left = False
+            ring.phase(self.phase)
         key = (pg.group_name, tuple(global_ranks))
         hooks = self.hooks.get(key)
         if hooks is None:
@@ -381,11 +388,12 @@ class _Recorder:
         return self.ring
 
     def watch_program(self) -> None:
-        """Records from now on when the program loads data, and its steps."""
+        """Records from now on when the program loads data, makes a step, or destroys its groups."""
         if not self.watches_program:
             self.watches_program = True
             self.watch_loader()
             self.watch_optimizers()
+            self.watch_destroy()
 
     def load_native(self) -> None:
         """Takes the hooks in C++ if they were built for this PyTorch."""
@@ -479,6 +487,28 @@ class _Recorder:
 
         loader.__next__ = next_in_phase
 
+    def watch_destroy(self) -> None:
+        """Records a phase before the program destroys all its groups: the operations of other ranks may fail then."""
+        c10d = self.c10d
+        destroy = c10d.destroy_process_group
+
+        @functools.wraps(destroy)
+        def note_and_destroy(group: Any = None) -> None:
+            if group is None or group is c10d.GroupMember.WORLD:
+                _quietly(self.leave)
+            destroy(group)
+
+        # The package torch.distributed has the function by name, too.
+        for module in (c10d, sys.modules.get("torch.distributed")):
+            if getattr(module, "destroy_process_group", None) is destroy:
+                module.destroy_process_group = note_and_destroy
+
+    def leave(self) -> None:
+        """Records that the program issues nothing more on its groups."""
+        if self.ring is not None:
+            self.has_left = True
+            self.ring.phase(_LEFT)
+
     def watch_optimizers(self) -> None:
         """Counts the optimizers' steps, for programs that do not call `step`."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -538,7 +568,9 @@ class _Recorder:
             under_way = self.sweep()
         if self.native is not None:
             self.native.stop()
-        if under_way and not self.has_raised:
+        if not under_way and not self.has_raised:
+            self.leave()
+        elif not self.has_raised:
             noun = "operation" if under_way == 1 else "operations"
             ring.phase(f"ended with {under_way} {noun} under way")
         ring.exits(closes=not self.has_raised and not under_way)

@@ -372,6 +372,42 @@ def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job
     assert not list(started.rings.glob("*.ring"))
 
 
+def test_rank_that_destroys_its_groups_one_step_early_is_named(job, tmp_path, until):
+    gone = [tmp_path / f"gone-{rank}" for rank in (0, 2)]
+
+    def body(rank):
+        for _ in range(3 if rank == 1 else 4):
+            dist.all_reduce(torch.zeros(4))
+        dist.destroy_process_group()
+        # Its process ends long after it has left.
+        if rank == 1:
+            until(lambda: all(file.exists() for file in gone))
+
+    started = job(3, body)
+    for file, pid in zip(gone, (started.pids[0], started.pids[2]), strict=True):
+        assert os.waitpid(pid, 0)[1] != 0
+        file.touch()
+    started.pids[:] = [started.pids[1]]
+    assert started.wait() == [0]
+    report = rcomm.analyze(started.rings)
+    assert report.verdict == "crashed" and report.culprit.culprit_ranks == (1,), str(report)
+    assert "never issued all_reduce #4" in str(report), str(report)
+
+
+def test_group_that_is_made_after_all_were_destroyed_ends_the_phase_of_leaving(job, tmp_path):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/again", rank=rank, world_size=2)
+        dist.all_reduce(torch.zeros(4))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    started = job(2, body)
+    started.wait()
+    phases = {dump["status"].get("phase", "") for dump in dumps_by_rank(started, tmp_path).values()}
+    assert phases == {""}
+
+
 def test_data_loader_is_named_as_the_phase(job, tmp_path, until):
     class Stalls(torch.utils.data.Dataset):
         def __len__(self):

@@ -57,7 +57,7 @@ codes! {
     E101 not_joined Error "a rank left a record but did not join the operation that its peers wait in";
     E102 missing_dump Error "an expected rank left no readable record, and no readable rank explains the wait";
     E103 skipped_collective Error "a rank left out a collective: its later operations match the others' once shifted";
-    E104 extra_collective Error "a rank issued a collective that no other did: its later ones match the others' once shifted";
+    E104 extra_collective Error "a rank issued a collective that no other did: its later ones match once shifted, or the others left without it";
     E105 group_mismatch Error "ranks state different members for one group, or made their groups in another order";
     E110 op_mismatch Error "same group and sequence number, different operations";
     E111 dtype_mismatch Error "same operation, different element types";

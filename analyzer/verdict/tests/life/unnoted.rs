@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::job::left_by_plug_in;
+use rcomm_recorder::model::RankStatus;
 
 /// The rings of four ranks, of which all but rank 1 fail in their second operation at `failed`. `second_of_1` is the
 /// second operation of rank 1. All processes gave their last signs of life at `ended`.
@@ -458,4 +459,70 @@ fn a_wait_in_rings_without_signs_of_life_has_no_length() {
     assert!(finding.sentence.starts_with(expected), "{finding:?}");
     let expected = "; no process is left, and when they ended is not recorded";
     assert!(finding.sentence.ends_with(expected), "{finding:?}");
+}
+
+/// A record whose program left its groups at `seconds`, and had issued this.
+fn left(rank: Rank, ops: &[(f64, State)], seconds: f64) -> Dump {
+    let mut dump = record(rank, 4, ops);
+    let status = dump.status.as_mut().expect("the record has a status");
+    status.phase = RankStatus::LEFT.to_owned();
+    status.phase_since_ns = at(seconds);
+    dump
+}
+
+#[test]
+fn a_rank_that_left_its_groups_before_its_peers_were_done_is_named_however_late_its_process_ended()
+{
+    let mut dumps = failing(1.4, 1.6, None);
+    let done = [(0.0, State::Done(0.1))];
+    for rank_1 in [
+        closed(left(1, &done, 1.4), 9.0),
+        dead(left(1, &done, 1.4), 9.0),
+    ] {
+        dumps[1] = rank_1;
+        let report = judge(&dumps, 40.0);
+        assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+        let finding = &report.findings[0];
+        let expected =
+            "the process of rank 1 is gone: it never issued all_reduce #2 on group default_pg";
+        assert!(finding.sentence.starts_with(expected), "{finding:?}");
+        assert!(
+            finding.next.contains("left before its peers"),
+            "{finding:?}"
+        );
+    }
+    // Nothing shows that a rank which was about to come had anything to do with the failure.
+    dumps[1] = dead(record(1, 4, &done), 9.0);
+    assert!(judge(&dumps, 40.0).findings.is_empty());
+    // While it lives, it is the one that does not come.
+    dumps[1] = alive(left(1, &done, 1.4), 9.0);
+    for rank in [0, 2, 3] {
+        dumps[rank] = alive(dumps[rank].clone(), 9.0);
+    }
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(9.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+}
+
+#[test]
+fn ranks_that_issued_one_more_than_most_are_named_where_the_others_left() {
+    let done = [(0.0, State::Done(0.1))];
+    let more = [done[0], (1.0, State::Failed(1.4))];
+    let dumps = [
+        dead(record(0, 4, &more), 1.6),
+        closed(left(1, &done, 1.3), 1.5),
+        dead(left(2, &done, 1.4), 1.6),
+        closed(left(3, &done, 1.3), 2.5),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Mismatch, Code::E104, &[0][..]));
+    let finding = &report.findings[0];
+    let expected = "rank 0 issued all_reduce #2 on group default_pg, and ranks 1-3 left without it: it failed when they \
+                    did";
+    assert!(finding.sentence.starts_with(expected), "{finding:?}");
+    assert_eq!(finding.alternatives, [vec![0], vec![1, 2, 3]]);
 }

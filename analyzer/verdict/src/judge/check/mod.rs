@@ -32,6 +32,7 @@ pub(crate) const ALL: &[&dyn Check] = &[
     &calls::group_mismatch::GroupMismatch,
     &calls::mismatch::Mismatch,
     &calls::shifted::Shifted,
+    &calls::extra_at_end::ExtraAtEnd,
     &calls::unequal_parts::UnequalParts,
     &calls::odd_message::OddMessage,
     &calls::p2p_size_mismatch::P2pSizeMismatch,

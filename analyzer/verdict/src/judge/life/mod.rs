@@ -8,6 +8,7 @@
 
 pub(crate) mod ending;
 mod gave_up;
+pub(crate) mod harm;
 pub(crate) mod interrupted;
 mod order;
 mod outlived;

@@ -1,16 +1,14 @@
 //! Finds out which processes ended first.
 
 use super::gave_up::timed_out;
+use super::harm::{harm_ns, lack_failed, losses, lost, suffered_ns};
 use super::outlived::Outlived;
-use super::{
-    BEFORE_TIMEOUT, Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal,
-    ranks_of,
-};
+use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
-use crate::judge::life::raised::INTERRUPTED;
-use crate::judge::overcome::{is_history, is_overcome};
-use rcomm_recorder::model::{EntryState, Failure, FailureKind, Rank};
+use crate::judge::life::raised::{INTERRUPTED, has_left_groups};
+use crate::judge::overcome::is_history;
+use rcomm_recorder::model::{EntryState, FailureKind, Rank};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
@@ -344,16 +342,11 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     };
     let mut possible: Vec<&Gone> = gone
         .iter()
-        .filter(|process| !process.in_order)
+        .filter(|process| !ended_or_left(aligned, process))
         .filter(causes)
         .collect();
     if possible.is_empty() {
-        // A rank may close its record before its peers are done: these then fail because it is gone.
-        possible = gone
-            .iter()
-            .filter(|process| process.in_order)
-            .filter(causes)
-            .collect();
+        possible = left_before_harm(aligned, gone, causes);
     }
     let lost = lost(aligned);
     let is_lost = |process: &&Gone| lost.contains(&process.rank);
@@ -414,49 +407,32 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     }
 }
 
-/// When a rank last suffered from the end of another process, common time, ns; `None` if it did not. When a process
-/// ends, the operations of its living peers fail, but the last operation of the process itself does not.
-fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
-    let of_record = |record: RecordIx| {
-        let full_record = &aligned.records[record];
-        let lasting =
-            losses(full_record).filter(|failure| !is_overcome(aligned, record, failure, None));
-        let named = lasting.map(|failure| failure.time_ns);
-        let named = named.map(|at_ns| at_ns.saturating_sub(aligned.offsets_ns[record]));
-        named.chain(failed_early(aligned, record)).max()
-    };
-    aligned.records_of(rank).filter_map(of_record).max()
+/// Whether a process ended in order, or had left its groups: a launcher may have ended it before it could end in order.
+fn ended_or_left(aligned: &Aligned<'_>, process: &Gone) -> bool {
+    process.in_order || has_left_groups(aligned, process.rank)
 }
 
-/// The earliest time, common time, ns, at which a rank last suffered from the end of another process; `None` if none
-/// did.
-fn harm_ns(aligned: &Aligned<'_>) -> Option<i64> {
-    let ranks = aligned.expected.iter();
-    ranks.filter_map(|&rank| suffered_ns(aligned, rank)).min()
-}
-
-/// The failures by which a record states that another rank is gone.
-pub(super) fn losses(record: &Record) -> impl Iterator<Item = &Failure> {
-    let other = |rank: &Rank| *rank != record.rank;
-    let failures = record.failures.iter();
-    failures.filter(move |failure| {
-        failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other)
-    })
-}
-
-/// All ranks that others state to be gone.
-fn lost(aligned: &Aligned<'_>) -> BTreeSet<Rank> {
-    let records = aligned.records.iter();
-    let failures = records.flat_map(|record| losses(record).map(|failure| (record.rank, failure)));
-    failures
-        .flat_map(|(by, failure)| {
-            failure
-                .ranks
-                .iter()
-                .copied()
-                .filter(move |rank| *rank != by)
-        })
-        .collect()
+/// The processes that ended in order, or left their groups, although others needed them: those that had not issued what
+/// failed for the others, however late they ended; if there are none, those for which `causes` holds. Empty if most have
+/// left without the operation that failed: then the others issued one too many.
+fn left_before_harm<'a>(
+    aligned: &Aligned<'_>,
+    gone: &'a [Gone],
+    causes: impl Fn(&&'a Gone) -> bool,
+) -> Vec<&'a Gone> {
+    let left = gone
+        .iter()
+        .filter(|process| ended_or_left(aligned, process));
+    let lack = lack_failed(aligned);
+    let lacking = left
+        .clone()
+        .filter(|process| lack.contains(&process.rank) && by_itself(aligned, process));
+    let lacking: Vec<&Gone> = lacking.collect();
+    match lacking.len() {
+        0 => left.filter(causes).collect(),
+        number if number * 2 > aligned.expected.len() => Vec::new(),
+        _ => lacking,
+    }
 }
 
 /// Whether the processes of all records are gone.
@@ -556,21 +532,4 @@ fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
 pub(super) fn is_inside(record: &Record) -> bool {
     let mut ops = record.ops.iter();
     ops.any(|op| !op.retired && op.state < EntryState::Completed)
-}
-
-/// The last time, common time, ns, at which an operation of a record failed well before its time-out. `None` if none
-/// did; operations that are history ([`is_history`]) do not count.
-pub(super) fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
-    let ops = aligned.records[record].ops.iter();
-    let failed =
-        ops.filter(|op| op.state == EntryState::Failed && !is_history(aligned, record, op));
-    failed
-        .filter_map(|op| {
-            let limit_ms = aligned.limit_ms(record, op)?;
-            let took = f64::from(op.wait_ms()?);
-            let is_early = took < limit_ms * BEFORE_TIMEOUT;
-            let took_ns = (took * 1e6) as i64;
-            is_early.then(|| aligned.created_ns(record, op).saturating_add(took_ns))
-        })
-        .max()
 }

@@ -1,6 +1,7 @@
 //! Whether others outlived the end of a process: then it was not one of many that a signal ended together.
 
-use super::order::{apart_ns, failed_early, losses, was_asked};
+use super::harm::{failed_early, losses};
+use super::order::{apart_ns, was_asked};
 use super::{Gone, NOTICED_NS, TOGETHER_NS};
 use crate::align::Aligned;
 use crate::judge::overcome::is_overcome;

@@ -68,8 +68,8 @@ pub(crate) struct WaitGraph {
     pub(super) overdue: Vec<Vec<bool>>,
     /// For each record: whether the process of its rank went first.
     went_first: Vec<bool>,
-    /// For each record: whether an exception has left the program of its rank ([`has_left`]).
-    raised: Vec<bool>,
+    /// For each record: whether the program of its rank issues nothing more ([`has_left`]).
+    left: Vec<bool>,
     pub(crate) places: Vec<Place>,
     /// For each place: the ranks that have arrived.
     pub(crate) arrived: Vec<Vec<Node>>,
@@ -114,7 +114,7 @@ impl WaitGraph {
             went_first: (0..aligned.records.len())
                 .map(|record| life.went_first(aligned.records[record].rank))
                 .collect(),
-            raised: (0..aligned.records.len())
+            left: (0..aligned.records.len())
                 .map(|record| has_left(aligned, policy, life, record))
                 .collect(),
             places: Vec::new(),
@@ -234,7 +234,7 @@ impl WaitGraph {
     /// rank does not become more certain with age.
     fn is_anything_due(&self) -> bool {
         let mut overdue = self.overdue.iter().flatten();
-        let mut issue_no_more = self.went_first.iter().chain(&self.raised);
+        let mut issue_no_more = self.went_first.iter().chain(&self.left);
         overdue.any(|&overdue| overdue) || issue_no_more.any(|&ended| ended)
     }
 
@@ -259,14 +259,14 @@ impl WaitGraph {
         // At a young place only ranks that issue nothing more are missed for certain: the others may still come.
         for place in 0..self.places.len() {
             let missing = &self.missing[place];
-            // The device of a program that raised may still carry out what was issued, and the cause of the exception
+            // The device of a program that has left may still carry out what was issued, and the cause of an exception
             // may be another rank that is missing there.
-            let all_raised = missing
+            let all_left = missing
                 .iter()
-                .all(|&(node, why)| why == Missing::Absent && is_of(&self.raised, node));
+                .all(|&(node, why)| why == Missing::Absent && is_of(&self.left, node));
             let missing = missing.iter().map(|&(node, _)| node);
             let ended: Vec<Node> = missing
-                .filter(|&node| all_raised || is_of(&self.went_first, node))
+                .filter(|&node| all_left || is_of(&self.went_first, node))
                 .collect();
             if !ended.is_empty() {
                 spread(ended, &mut due);

@@ -64,10 +64,12 @@ pub(super) const E103: Prose = Prose {
 pub(super) const E104: Prose = Prose {
     meaning: "A rank issued an operation that no other member of the group did, and everything after it matches the \
              peers' operations shifted by one (or by k). The extra call pairs with the others' next one, so the group \
-             disagrees, or hangs, from there on.",
+             disagrees, or hangs, from there on. If it was the last one, nothing follows it: it fails once most of the \
+             others have left without it.",
     causes: &[
         "a debugging barrier or a metric reduction inside a `rank == 0` branch",
         "a retry that repeats a collective on the one rank that saw an error",
+        "one batch more than the others have, where the last one fails",
         "a library that synchronizes lazily on first use, reached by one rank only",
     ],
     actions: &[

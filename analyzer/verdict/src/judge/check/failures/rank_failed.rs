@@ -10,6 +10,7 @@ use super::recorded_failure::{gave_up_before, text};
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::life::raised::has_left_groups;
 use crate::judge::life::{BEFORE_TIMEOUT, End, ending};
 use crate::judge::policy::now_ns;
 use crate::judge::waits::missed::first_missed;
@@ -377,7 +378,7 @@ fn last_error<'a>(ctx: &'a Context<'_>, rank: Rank) -> Option<&'a RankFailure> {
 }
 
 /// Changes the next step to finding out why the first culprit's process ended, if that process ended in order or its
-/// exit code is known.
+/// exit code is known, or why it left its groups.
 pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let first = draft.culprits.first();
     if let Some(rank) = first.filter(|rank| ctx.life.ended_in_order(**rank)) {
@@ -386,7 +387,11 @@ pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut Findi
         );
     }
     let exit = first.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?.exit_code?)));
-    if let Some((rank, code)) = exit {
+    if let Some(rank) = first.filter(|rank| has_left_groups(ctx.aligned, **rank)) {
+        draft.next = format!(
+            "find out why rank {rank} left before its peers were done: compare how many batches or steps each rank has"
+        );
+    } else if let Some((rank, code)) = exit {
         draft.next = format!(
             "find out why rank {rank} ended by itself: its log, and what ends its program with exit code {code}"
         );

@@ -10,7 +10,7 @@ use crate::align::{Group, Presence, retiring_is_all};
 use crate::judge::check::Check;
 use crate::judge::check::waits::at_work::may_still_come;
 use crate::judge::context::{Context, FindingDraft, OpRef};
-use crate::judge::life::raised::{began_ns, has_left};
+use crate::judge::life::raised::{began_ns, has_left, left_groups_ns};
 use crate::judge::outdated::taken_early;
 use crate::judge::silence::unmade_in_words;
 use crate::judge::waits::missed::first_missed;
@@ -81,8 +81,8 @@ impl Check for NotJoined {
 /// Common times of two hosts that differ by less than this, ns, do not show what came first.
 const CLOCK_ERROR_NS: i64 = 50_000_000;
 
-/// Whether an exception had left the program of this rank before the operation of a place failed: the end of its
-/// process closes connections. Not if another rank that is missing there is gone, which may be the cause of the
+/// Whether an exception had left the program of this rank, or the program its groups, before the operation of a place
+/// failed: both close connections. Not if another rank that is missing there is gone, which may be the cause of an
 /// exception, or if the clocks do not show what came first.
 fn had_left(ctx: &Context<'_>, place: usize, node: Node) -> bool {
     let mut others = ctx.graph.missing[place].iter();
@@ -105,9 +105,14 @@ fn had_left(ctx: &Context<'_>, place: usize, node: Node) -> bool {
     };
     let mut records = ctx.aligned.records_of(ctx.rank(node));
     records.any(|record| {
+        // The operations of others fail as soon as a rank leaves a group, and some time after an exception.
+        let soon_ns = match left_groups_ns(ctx.aligned, record) {
+            Some(_) => 0,
+            None => CLOCK_ERROR_NS,
+        };
         has_left(ctx.aligned, ctx.policy, ctx.life, record)
             && began_ns(ctx.aligned, record)
-                .is_some_and(|began_ns| began_ns.saturating_add(CLOCK_ERROR_NS) <= first_failed_ns)
+                .is_some_and(|began_ns| began_ns.saturating_add(soon_ns) <= first_failed_ns)
     })
 }
 

@@ -17,6 +17,9 @@ const PEERS_NOTICE_NS: i64 = 3_000_000_000;
 const CPU: &str = "cpu";
 /// Ranks that note within this time, ns, that a signal asked them to end, were asked at one time, even on a busy host.
 const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
+/// Of processes that were asked to end at one time, none notes that by this, ns, or more after another, unless the host is
+/// busy.
+const CLEARLY_LATER_NS: i64 = 20_000_000;
 /// Clocks of which no operation shows how they are related differ by less than this, ns.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
 /// Processes that were killed together are lost within this time, ns, even on a busy host. A launcher that terminates
@@ -246,8 +249,8 @@ fn interrupted_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
 }
 
 /// When the first process noted that a signal asked it to end, common time, ns. `None` unless some processes are gone,
-/// and all processes, except those that ended in order, noted such a signal at about one time: a terminal sends it to
-/// all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
+/// and all processes, except those that ended in order, noted such a signal at about one time, and not one alone first
+/// ([`is_one_asked_alone`]): a terminal sends it to all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
 pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64> {
     // For each process that was asked: when it noted that, and when it ended; by host, unless all clocks are related.
     let are_related = aligned.clock_known.iter().all(|&known| known);
@@ -280,8 +283,36 @@ pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64>
         let of_clock = asked.entry(clock_of(rank)).or_default();
         of_clock.extend(dated(rank).map(|noted| (noted, i64::MAX)));
     }
+    if is_one_asked_alone(aligned, gone) {
+        return None;
+    }
     let first = asked.into_values().map(asked_together);
     first.collect::<Option<Vec<i64>>>()?.into_iter().min()
+}
+
+/// Whether a signal asked one process to end, and the others were asked because it had ended: they noted the signal
+/// clearly later, and one had suffered from the end of a process clearly before it noted the signal. No, if nothing
+/// relates the clocks.
+fn is_one_asked_alone(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
+    let mut asked = gone.iter().filter(|process| !process.in_order);
+    // A program may take long to end after an interrupt.
+    let is_interrupted = |process: &Gone| was_interrupted(aligned, process.rank);
+    if asked.clone().any(is_interrupted) {
+        return false;
+    }
+    let Some(first) = asked.next() else {
+        return false;
+    };
+    if apart_ns(aligned) > TOGETHER_NS || suffered_ns(aligned, first.rank).is_some() {
+        return false;
+    }
+    let (mut is_alone, mut is_harmed) = (true, false);
+    for other in asked {
+        is_alone &= other.at_ns.saturating_sub(first.at_ns) >= CLEARLY_LATER_NS;
+        is_harmed |= suffered_ns(aligned, other.rank)
+            .is_some_and(|at_ns| other.at_ns.saturating_sub(at_ns) >= CLEARLY_LATER_NS);
+    }
+    is_alone && is_harmed
 }
 
 /// When the first of these processes noted that it was asked to end, by one clock, ns; `None` unless all noted it at

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 /// An operation that took at least this share of its time-out, and failed, was ended by the time-out.
 const AT_TIMEOUT: f32 = 0.9;
 
-/// Adds to each ring without recorded failures the time-out of its newest collective that failed, with the members that
-/// had not issued it by then. Leaves out groups of which a member left a dump, or a ring on another host, whose clock
+/// Adds to each ring without recorded failures the first time-out of a collective after the newest one that completed,
+/// with the members that had not issued it by then: a time-out may break connections, so that later ones fail at once. Leaves out groups of which a member left a dump, or a ring on another host, whose clock
 /// is not compared yet.
 pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     let by_rank: HashMap<Rank, usize> = records
@@ -29,8 +29,7 @@ pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     }
 }
 
-/// The time-out of the newest collective of a record that failed. `None` if it did not fail by its time-out, if all
-/// members had issued it by then, if members cannot be compared, or if the record is not a ring or has failures.
+/// The first time-out of a record after its newest collective that completed. `None` if there is none, if all members had issued it by then, if members cannot be compared, or if the record is not a ring or has failures.
 fn timeout(
     shared: &Shared,
     records: &[Record],
@@ -40,13 +39,15 @@ fn timeout(
     if !record.is_ring() || !record.failures.is_empty() || record.identity.host.is_empty() {
         return None;
     }
-    let failed = |op: &&Op| op.state == EntryState::Failed && !op.is_p2p;
-    let op = record.ops.iter().rev().find(failed)?;
-    let limit_ms = shared.calls.get(op.call).timeout_ms as f32;
+    let has_timed_out = |op: &&Op| {
+        let limit_ms = shared.calls.get(op.call).timeout_ms as f32;
+        let is_long = |ms: f32| limit_ms > 0.0 && ms >= limit_ms * AT_TIMEOUT;
+        op.state == EntryState::Failed && op.wait_ms().is_some_and(is_long)
+    };
+    let collectives = record.ops.iter().rev().filter(|op| !op.is_p2p);
+    let since_completed = collectives.take_while(|op| !op.completed());
+    let op = since_completed.filter(has_timed_out).last()?;
     let gave_up_ns = op.failed_ns()?;
-    if limit_ms == 0.0 || op.wait_ms()? < limit_ms * AT_TIMEOUT {
-        return None;
-    }
     let local = record.groups.get(usize::from(op.group))?;
     let came = |other: &Record| {
         let is_same = |candidate: &Op| {

@@ -1,6 +1,7 @@
 //! Describes the end of a job in its report, and lowers the confidence of findings where the end leaves questions open.
 
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::life::raised::is_exception;
 use crate::judge::life::{End, Gone, SIGNALLED, is_of_end_signal};
 use crate::judge::policy::LaterAttempt;
 use crate::report::format::{count, format_ranks, time_of_day};
@@ -222,7 +223,14 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             let exit = exit.map_or(String::new(), |(rank, exit)| {
                 format!("; rank {rank} {}", format_exit(&exit))
             });
+            let raised = match common_exception(ctx) {
+                Some(_) => common_phase(ctx),
+                None => String::new(),
+            };
             match end.first.len() {
+                _ if !raised.is_empty() => {
+                    format!("{all_ranks} ended by {last_time}, none in order{exit}{raised}")
+                }
                 0 => match end.possible.as_slice() {
                     [] => format!(
                         "the job was over at {last_time}; the records do not show whose process ended first"
@@ -296,6 +304,19 @@ fn common_phase(ctx: &Context<'_>) -> String {
         true => format!("; each was in phase `{first}`"),
         false => String::new(),
     }
+}
+
+/// The phase of the exception that has left the programs of all ranks, of which there are several. `None` if one of
+/// them ended otherwise.
+pub(crate) fn common_exception<'a>(ctx: &'a Context<'_>) -> Option<&'a str> {
+    let records = ctx.aligned.records.iter();
+    let mut phases = records.map(|record| Some(record.status.as_ref()?.phase.as_str()));
+    let first = phases.next()??;
+    let mut expected = ctx.aligned.expected.iter();
+    let is_common = ctx.aligned.expected.len() > 1
+        && phases.all(|phase| phase == Some(first))
+        && expected.all(|&rank| ctx.aligned.record_of(rank).is_some());
+    (is_common && is_exception(first)).then_some(first)
 }
 
 /// By whom or by what the job was terminated, as a part of a sentence. `None` if no launcher was asked to end it, and

@@ -226,7 +226,12 @@ impl Check for UnmissedProcessGone {
         let explained = so_far.iter().any(|draft| draft.is_root);
         // If the job was stuck before it ended, or ranks ended after they had given up, the cause is in the finding on
         // the hang.
-        let after = |end: &End| explained || gave_up_before(ctx, end.first_ns);
+        let after = |end: &End| {
+            explained
+                || gave_up_before(ctx, end.first_ns)
+                // No rank is at fault for what ended the program on all.
+                || ending::common_exception(ctx).is_some()
+        };
         if ctx.life.end.as_ref().is_some_and(after) {
             return Vec::new();
         }

@@ -225,3 +225,24 @@ fn of_two_worlds_of_which_all_ranks_left_files_the_one_that_left_them_last_is_ju
     }
     assert_eq!(judge_files(&dumps).input.ranks_read, 3);
 }
+
+#[test]
+fn undated_dumps_of_which_one_was_taken_earlier_prove_no_rank_missing() {
+    let done: Vec<(f64, State)> = (0..10)
+        .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
+        .collect();
+    let waits = [&done[..], &[(10.0, State::Pending)]].concat();
+    let of_three = |rank, ops: &[(f64, State)]| {
+        let mut dump = by_pytorch(rank, ops, 0.0);
+        dump.groups[0].info.ranks = (0..3).collect();
+        dump
+    };
+    let confidence = |third: &[(f64, State)]| {
+        let dumps = [of_three(0, &waits), of_three(1, &done), of_three(2, third)];
+        let report = analyze(&dumps, &Policy::default());
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+        report.findings[0].confidence
+    };
+    assert!(confidence(&waits) > 0.9);
+    assert!(confidence(&done[..7]) <= 0.5);
+}

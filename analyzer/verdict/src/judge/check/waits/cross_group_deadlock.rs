@@ -8,8 +8,10 @@
 //! which contradicts it, is the culprit if no other rank of the cycle is contradicted.
 //!
 //! A rank that has issued later operations, but still not the one that its peers wait for, did not swap two steps but
-//! left one out: then the finding is E103.
+//! left one out: then the finding is E103. If other groups had come as far as usual when it did issue that one, it has
+//! issued too much before.
 
+use crate::align::RecordIx;
 use crate::align::event::ProgramEvent;
 use crate::align::pending::PendingKind;
 use crate::judge::check::Check;
@@ -295,8 +297,46 @@ fn left_out(ctx: &Context<'_>, odd: &MinorityRank) -> bool {
     match position_of(ctx, record, odd.missed_at) {
         None => here + 1 < ctx.graph.pending[record].len(),
         // The rank used that number much later, for the next operation of this kind.
-        Some(there) => there > here + 2,
+        Some(there) => there > here + 2 && !is_in_place(ctx, odd, record, there),
     }
+}
+
+/// Whether the operation that a rank's peers wait for, which is pending at this index of its record, has its usual place
+/// there: then the rank has issued too much before it. That is so if a group of another family, on which each step
+/// issues something, has come as far before it as with the rank that shows the usual order.
+fn is_in_place(ctx: &Context<'_>, odd: &MinorityRank, record: RecordIx, there: usize) -> bool {
+    let aligned = ctx.aligned;
+    let Some(usual) = odd.votes.shown_by else {
+        return false;
+    };
+    let families =
+        [odd.missed_at, odd.waits_at].map(|place| aligned.groups[ctx.group_at(place)].family);
+    // The newest numbers on the first group of each other family before an operation.
+    let before = |record: RecordIx, position: u32| -> BTreeMap<u32, u32> {
+        let lanes = aligned.lanes[record].iter().rev();
+        let newest = lanes.filter_map(|lane| {
+            let family = aligned.groups[lane.group].family;
+            let number = lane.collectives.partition_point(|&other| other < position);
+            let newest = lane.collectives.get(number.checked_sub(1)?)?;
+            Some((family, aligned.seq(record, *newest)))
+        });
+        newest
+            .filter(|(family, _)| !families.contains(family))
+            .collect()
+    };
+    let here = before(record, ctx.graph.pending[record][there].position);
+    let at_usual = before(usual.record, usual.position);
+    let op = aligned.op(usual.record, usual.position);
+    let lane = &aligned.lanes[usual.record][usize::from(op.group)];
+    let last = op.seq.checked_sub(1);
+    let last = last.and_then(|seq| aligned.find(usual.record, lane, seq).ok());
+    let Some(last) = last.map(|index| before(usual.record, lane.collectives[index])) else {
+        return false;
+    };
+    let moves =
+        |(family, newest): &(&u32, &u32)| last.get(family).is_some_and(|last| last < *newest);
+    let mut moving = at_usual.iter().filter(moves);
+    moving.any(|(family, newest)| here.get(family) == Some(newest))
 }
 
 /// Index of a place among the pending operations of a record; `None` if it is not pending there.

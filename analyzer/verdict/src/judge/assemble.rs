@@ -18,7 +18,7 @@ use crate::report::{
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::RingReader;
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Makes the report from the drafts of all checks.
 pub(crate) fn report(
@@ -152,7 +152,7 @@ fn finding(
     Finding {
         id,
         confidence: (draft.confidence * 100.0).round() / 100.0,
-        alternatives: draft.alternatives,
+        alternatives: each_once(draft.alternatives),
         victim_ranks,
         victim_count,
         group: draft.at.as_ref().map(|op_ref| ctx.group_ref(op_ref.group)),
@@ -179,6 +179,13 @@ fn finding(
         next: draft.next,
         ..Finding::new(draft.code, draft.culprits, sentence)
     }
+}
+
+/// Each of these sets of ranks once, in their order: several doubts may name the same.
+fn each_once(mut alternatives: Vec<Vec<Rank>>) -> Vec<Vec<Rank>> {
+    let mut known = HashSet::new();
+    alternatives.retain(|ranks| known.insert(ranks.clone()));
+    alternatives
 }
 
 /// The end of a sentence: how many ranks wait because of an error, of which `waiting` are victims. Empty if no more

@@ -94,7 +94,7 @@ pub(super) fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i6
 
 /// When an operation failed, common time, ns, if that was well before its time-out. `None` if it did not, and for
 /// operations that are history ([`is_history`]).
-fn failed_early_ns(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> Option<i64> {
+pub(crate) fn failed_early_ns(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> Option<i64> {
     if op.state != EntryState::Failed || is_history(aligned, record, op) {
         return None;
     }

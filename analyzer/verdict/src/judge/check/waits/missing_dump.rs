@@ -14,12 +14,13 @@ use crate::judge::check::Check;
 use crate::judge::check::failures::rank_failed::{first_failure, how_they_ended, look_at_exit};
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::elsewhere::took_part;
+use crate::judge::life::harm::failed_early_ns;
 use crate::judge::waits::missed::first_missed;
 use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::Code;
 use crate::report::format::{count_ranks, format_ranks, format_time};
-use rcomm_recorder::model::{EntryState, Parts, Rank};
+use rcomm_recorder::model::{Parts, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -402,26 +403,21 @@ fn lacks_start(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> bool {
     })
 }
 
-/// Ranks on which the collective of this place failed, ascending, at most 8; empty if the place is a batch.
+/// Ranks on which the collective of this place failed before its time-out, ascending, at most 8; empty if the place is a
+/// batch.
 fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     const MAX_RANKS: usize = 8;
-    let Place::Collective { group, seq } = ctx.graph.places[place] else {
+    if matches!(ctx.graph.places[place], Place::Batch { .. }) {
         return Vec::new();
-    };
-    let failed = ctx.graph.arrived[place].iter().filter(|&&node| {
-        let record = ctx.record_at(place, node);
-        record.is_some_and(|record| {
-            let lane = ctx.aligned.lanes[record]
-                .iter()
-                .find(|lane| lane.group == group);
-            lane.is_some_and(|lane| {
-                ctx.aligned.find(record, lane, seq).is_ok_and(|index| {
-                    ctx.aligned.status_op(record, lane, index).state == EntryState::Failed
-                })
-            })
-        })
+    }
+    let operations = ctx.ops_of(place).into_iter();
+    let failed = operations.filter(|&(record, position)| {
+        let op = ctx.aligned.op(record, position);
+        failed_early_ns(ctx.aligned, record, op).is_some()
     });
-    let mut failed: Vec<Rank> = failed.map(|&node| ctx.rank(node)).collect();
+    let mut failed: Vec<Rank> = failed
+        .map(|(record, _)| ctx.aligned.records[record].rank)
+        .collect();
     failed.sort_unstable();
     failed.truncate(MAX_RANKS);
     failed

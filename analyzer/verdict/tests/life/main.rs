@@ -160,6 +160,29 @@ fn a_hang_that_was_cancelled_keeps_its_cause_and_its_age() {
 }
 
 #[test]
+fn a_rank_that_was_missed_for_seconds_may_have_been_at_work_also_if_the_job_was_cancelled_then() {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps: Vec<Dump> = [&waits[..], &waits[..1], &waits]
+        .iter()
+        .zip(0..)
+        .map(|(operations, rank)| dead(record(rank, 3, operations), 9.0))
+        .collect();
+    let report = judge(&dumps, 3600.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let finding = &report.findings[0];
+    assert!(finding.confidence <= 0.75, "{finding:?}");
+    let expected =
+        "rank 1 waited in no operation: a checkpoint or other work of the program looks the same";
+    assert!(
+        finding
+            .doubts
+            .iter()
+            .any(|doubt| doubt.starts_with(expected)),
+        "{finding:?}"
+    );
+}
+
+#[test]
 fn a_rank_that_was_killed_inside_an_operation_leads_before_those_that_failed_by_it() {
     let killed = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let fails = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.04))];

@@ -28,6 +28,27 @@ fn a_rank_that_came_after_its_peers_had_timed_out_is_late_and_they_are_not_at_fa
 }
 
 #[test]
+fn a_time_out_that_the_program_caught_explains_what_fails_at_once_after_it() {
+    let came = [(34.0, State::Failed(34.1))];
+    let mut dumps = failing(31.0, 31.2, Some(came[0]));
+    for rank in [0, 2, 3] {
+        let ops = [
+            (0.0, State::Done(0.1)),
+            (1.0, State::Failed(31.0)),
+            (41.0, State::Failed(41.1)),
+        ];
+        dumps[rank as usize] = dead(record(rank, 4, &ops), 41.3);
+    }
+    dumps[1] = dead(dumps[1].clone(), 41.2);
+    let report = judge(&dumps, 50.0);
+    assert_eq!(root(&report).1, Code::E101);
+    let finding = &report.findings[0];
+    assert_eq!(finding.culprit_ranks, [1]);
+    let expected = "rank 1 had not arrived in all_reduce #2 on group default_pg when it timed out";
+    assert!(finding.sentence.starts_with(expected), "{finding:?}");
+}
+
+#[test]
 fn a_rank_that_ended_in_order_before_its_peers_were_done_is_named() {
     let mut dumps = failing(1.4, 1.6, None);
     dumps[1] = closed(dumps[1].clone(), 1.5);
@@ -525,4 +546,48 @@ fn ranks_that_issued_one_more_than_most_are_named_where_the_others_left() {
                     did";
     assert!(finding.sentence.starts_with(expected), "{finding:?}");
     assert_eq!(finding.alternatives, [vec![0], vec![1, 2, 3]]);
+}
+
+#[test]
+fn a_rank_that_sigterm_ended_alone_is_named_though_a_launcher_ended_the_others_by_it_too() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.21))];
+    let asked = |rank, ops: &[_], then| with_exit(dead(record(rank, 3, ops), then), 143, then);
+    let dumps = [
+        asked(0, &failed, 1.25),
+        asked(1, &inside[..1], 1.2),
+        asked(2, &failed, 1.26),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    // A signal to all reaches all before any notices that another has ended.
+    let dumps = [
+        asked(0, &failed, 1.205),
+        asked(1, &inside[..1], 1.2),
+        asked(2, &failed, 1.206),
+    ];
+    assert_eq!(judge(&dumps, 40.0).verdict, Verdict::Cancelled);
+}
+
+#[test]
+fn no_rank_is_named_where_one_exception_ended_the_program_on_all() {
+    let between = [(0.0, State::Done(0.1))];
+    let mut dumps: Vec<Dump> = [1.2, 3.5, 1.4]
+        .iter()
+        .zip(0..)
+        .map(|(&then, rank)| with_exit(dead(record(rank, 3, &between), then), 1, then))
+        .collect();
+    for dump in &mut dumps {
+        let status = dump.status.as_mut().expect("the record has a status");
+        status.phase = "raised ValueError: no such file".to_owned();
+    }
+    let report = judge(&dumps, 40.0);
+    let expected = "all 3 ranks ended by 13:00:03 UTC, none in order; rank 0 exited with code 1; each was in phase \
+                    `raised ValueError: no such file`";
+    assert_eq!(end(&report), (EndKind::Crashed, expected));
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    // Where one raised another, that one may be the cause.
+    let status = dumps[2].status.as_mut().expect("the record has a status");
+    status.phase = "raised KeyError: 3".to_owned();
+    assert!(!judge(&dumps, 40.0).findings.is_empty());
 }

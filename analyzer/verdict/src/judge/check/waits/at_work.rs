@@ -4,9 +4,10 @@
 use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
+use crate::judge::life::End;
 use crate::judge::outdated::taken_early;
-use crate::report::Until;
 use crate::report::format::{format_ranks, format_time};
+use crate::report::{EndKind, Until};
 use rcomm_recorder::model::Rank;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub(super) struct AtWork {
     paused_ms: Option<f64>,
     /// Whether their processes are known to live.
     live: bool,
+    /// Whether the job was cancelled while they were missed.
+    is_cancelled: bool,
     /// Among their records, the one that shows the shortest wait, if it was taken much earlier than the newest record.
     early: Option<Early>,
 }
@@ -45,7 +48,7 @@ pub(super) struct AtWork {
 /// for [`LONG`], or for half of the operation's shortest time-out, if that is shorter; if it is not known for how long
 /// they have been missed; if those that waited for them gave up; or if one of them has raised an exception.
 ///
-/// How long they are missed counts until now if they live. Otherwise it counts until their records were taken, or until
+/// How long they are missed counts until now if they live, and until the end if the job was cancelled. Otherwise it counts until their records were taken, or until
 /// the files of the records were written if no record states a time.
 pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) -> Option<AtWork> {
     let has_raised = |rank: &Rank| {
@@ -70,9 +73,13 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
     // A process that is gone is not at work.
     let is_taken =
         ctx.until() == Until::Taken && !ranks.iter().any(|&rank| ctx.life.gone(rank).is_some());
-    let missed_ms = match live || is_taken {
-        true => ctx.missed_ms(place),
-        false => ctx.waited_when_written_ms(place),
+    let is_cancelled = ctx.life.end.as_ref().is_some_and(was_cancelled);
+    let missed_ms = if live || is_taken {
+        ctx.missed_ms(place)
+    } else if is_cancelled {
+        ctx.waits_ms(place)
+    } else {
+        ctx.waited_when_written_ms(place)
     };
     let early = first_seen_missing(ctx, place, ranks);
     let early_ms = early.map(|early| early.missed_ms);
@@ -94,8 +101,14 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
         },
         paused_ms,
         live,
+        is_cancelled,
         early,
     })
+}
+
+/// Whether a job was ended on purpose, at a known time: a rank that was missed then may have been at work.
+fn was_cancelled(end: &End) -> bool {
+    end.kind == EndKind::Cancelled && end.is_dated()
 }
 
 /// The record of a missing rank that was taken much earlier than the newest record.
@@ -131,6 +144,7 @@ impl AtWork {
         let (wait, process) = match (one, self.live) {
             (true, true) => ("waits", " and its process lives"),
             (false, true) => ("wait", " and their processes live"),
+            _ if self.is_cancelled => ("waited", ""),
             (true, false) => ("waits", ""),
             (false, false) => ("wait", ""),
         };

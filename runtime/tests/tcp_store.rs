@@ -99,7 +99,7 @@ fn answer_in_part(socket: &mut TcpStream, bytes: usize) {
 }
 
 #[test]
-fn an_answer_that_is_cut_is_called_so_and_another_try_follows() {
+fn a_truncated_answer_is_reported_as_such_and_the_client_tries_again() {
     let has_closed_one = AtomicBool::new(false);
     let port = serve_connections(move |mut socket| {
         if has_closed_one.swap(true, Ordering::Relaxed) {
@@ -155,12 +155,12 @@ fn a_long_foreign_answer_to_a_challenge_is_not_called_a_wrong_secret() {
 }
 
 #[test]
-fn a_last_attempt_that_times_out_does_not_hide_the_error_of_an_earlier_one() {
+fn a_last_try_that_times_out_does_not_hide_the_error_of_an_earlier_one() {
     let (sender, open_sockets) = mpsc::channel();
     let has_closed_one = AtomicBool::new(false);
     let port = serve_connections(move |mut socket| {
         if has_closed_one.swap(true, Ordering::Relaxed) {
-            // The deadline passes during the second attempt.
+            // The deadline passes during the second try.
             sender.send(socket).unwrap();
         } else {
             let _ = socket.read(&mut [0; 16]);
@@ -184,8 +184,7 @@ fn add_within_ends_at_its_own_deadline_when_the_server_stops_answering() {
         socket.write_all(&hello[6..]).unwrap();
         sender.send(socket).unwrap();
     });
-    // With the store's own time-out of an hour this test would hang: only the deadline of `add_within` can end the
-    // call.
+    // The store's own time-out is an hour: only the deadline of `add_within` can end the call in time.
     let store = TcpStore::connect("127.0.0.1", port, Duration::from_secs(3600)).unwrap();
     let text = error_text(store.add_within("n", 1, SHORT), ErrorKind::Timeout);
     assert!(text.contains("did not answer add of 1 to \"n\""), "{text}");
@@ -239,8 +238,9 @@ fn dropping_the_server_fails_pending_and_later_calls() {
     let client = TcpStore::connect("127.0.0.1", port, LONG).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.wait(&["never"], LONG));
-        // The wait must end with the server, whether or not its request has arrived there yet.
+        // A call that waits does not delay others.
         client.set("here", b"").unwrap();
+        // The wait must end with the server, whether or not the request for it has arrived there.
         drop(host);
         let text = error_text(waiting.join().unwrap(), ErrorKind::Store);
         assert!(text.contains(&port.to_string()), "{text}");

@@ -1,4 +1,4 @@
-//! Writes any bytes to the FIFO that asks a rank for dumps. `readers` says what must hold.
+//! Writes arbitrary bytes to the FIFO that asks a rank for dumps. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -1,4 +1,4 @@
-//! Gives the client of endpoints any bytes as answers. `readers` says what must hold.
+//! Gives the client of endpoints arbitrary bytes as answers. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -1,4 +1,4 @@
-//! Sends any bytes as requests to the endpoint of a rank. `readers` says what must hold.
+//! Sends arbitrary bytes as requests to the endpoint of a rank. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -1,4 +1,4 @@
-//! Reads any bytes as the file in which a launcher notes how its ranks ended. `readers` says what must hold.
+//! Reads arbitrary bytes as the file in which a launcher notes how its ranks ended. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -1,4 +1,4 @@
-//! Gives a collector any bytes as the answers of an `rcomm-web`. `readers` says what must hold.
+//! Gives a collector arbitrary bytes as the answers of an `rcomm-web`. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

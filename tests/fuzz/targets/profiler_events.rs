@@ -1,5 +1,5 @@
-//! Reports NCCL's events to the profiler plug-in in an order that any bytes decide, in each version of the interface.
-//! The plug-in must not panic, and must return success for each event.
+//! Reports NCCL's events to the profiler plug-in in an order that arbitrary bytes decide, in each version of the
+//! interface. The plug-in must not panic, and must return success for each event.
 #![no_main]
 
 #[allow(dead_code, reason = "shared with the tests of the plug-in")]

@@ -1,4 +1,4 @@
-//! Runs any text as a query of `rcomm-fr query`, which must not panic.
+//! Runs arbitrary text as a query of `rcomm-fr query`, which must not panic.
 #![no_main]
 
 #[path = "readers/sql.rs"]

@@ -1,4 +1,4 @@
-//! Loads any bytes as a file of any kind. `readers` says what must hold.
+//! Loads arbitrary bytes as a file of any kind. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -1,5 +1,5 @@
-//! Reads any bytes as messages of another rank. The reader must not panic, must use no index out of range, and must
-//! bound its memory.
+//! Reads arbitrary bytes as messages of another rank. The reader must not panic, must use no index out of range, and
+//! must bound its memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

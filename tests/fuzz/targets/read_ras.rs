@@ -1,4 +1,4 @@
-//! Reads any bytes as a report of NCCL's RAS. `readers` says what must hold.
+//! Reads arbitrary bytes as a report of NCCL's RAS. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

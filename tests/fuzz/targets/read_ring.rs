@@ -1,4 +1,4 @@
-//! Reads a ring that any bytes have changed. `readers` says what must hold.
+//! Reads a ring that arbitrary bytes have changed. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

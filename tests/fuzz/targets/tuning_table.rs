@@ -1,4 +1,4 @@
-//! Parses any bytes as a tuning table. `readers` says what must hold.
+//! Parses arbitrary bytes as a tuning table. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -1,4 +1,4 @@
-//! Sends any bytes to the web server, as requests and as uploads. `readers` says what must hold.
+//! Sends arbitrary bytes to the web server, as requests and as uploads. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -1,4 +1,4 @@
-//! Gives the reader of PyTorch's worker servers any bytes as answers. `readers` says what must hold.
+//! Gives the reader of PyTorch's worker servers arbitrary bytes as answers. `readers` says what must hold.
 #![no_main]
 
 #[allow(dead_code, reason = "each target calls one of the readers")]

@@ -28,7 +28,7 @@ fn the_memory_of_communicators_is_released_and_restored() {
 }
 
 #[test]
-fn the_release_of_memory_is_refused_by_name_where_the_library_has_none() {
+fn the_release_of_memory_is_refused_with_the_name_of_the_missing_function() {
     let (_folder, library) = without(&["ncclCommSuspend", "ncclCommMemStats"]);
     let (_job, outputs) = run("no_suspension", |_, command| over(&library, command));
     for output in outputs {
@@ -69,7 +69,7 @@ fn launches_that_are_ordered_cannot_wait_for_each_other_on_a_device_that_holds_o
 }
 
 #[test]
-fn an_order_of_launches_is_refused_where_the_library_or_the_environment_has_none() {
+fn an_order_of_launches_is_refused_where_the_library_lacks_it_or_the_environment_disables_it() {
     let cases = [
         ("version=22505", None, "NCCL 2.26.0 and later"),
         (
@@ -160,7 +160,7 @@ fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
 }
 
 #[test]
-fn collectives_pass_their_number_to_profiler_plug_ins_where_there_is_one() {
+fn collectives_pass_their_number_to_a_profiler_plug_in_if_the_environment_names_one() {
     // If the plug-in cannot be loaded, NCCL goes on without it.
     let (_job, outputs) = run("tags", |_, command| {
         command.env("NCCL_PROFILER_PLUGIN", "/nowhere/libnccl-profiler.so");
@@ -190,7 +190,7 @@ fn collectives_pass_their_number_to_profiler_plug_ins_where_there_is_one() {
 }
 
 #[test]
-fn all_kinds_of_collectives_take_a_configuration() {
+fn gather_and_scatter_succeed_where_calls_have_a_configuration() {
     let (_job, outputs) = run("lists", |_, command| {
         command.env("NCCL_PROFILER_PLUGIN", "/nowhere/libnccl-profiler.so");
     });
@@ -353,7 +353,7 @@ fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
 }
 
 #[test]
-fn a_pool_is_refused_by_name_where_the_library_cannot_allocate_or_register() {
+fn a_pool_is_refused_with_the_name_of_the_missing_function() {
     for function in ["ncclMemAlloc", "ncclCommRegister"] {
         let (_folder, library) = without(&[function]);
         let (_job, outputs) = run("no_pool", |_, command| over(&library, command));
@@ -366,13 +366,16 @@ fn a_pool_is_refused_by_name_where_the_library_cannot_allocate_or_register() {
 
 #[test]
 fn collectives_are_limited_to_the_algorithms_that_are_selected() {
+    // The simulator's bits: tree 1, ring 2; 0 if the call is not limited.
     const RING: &str = "2";
+    const TREE_AND_RING: &str = "3";
+    const NOT_LIMITED: &str = "0";
     // If none of the selected algorithms is available, the library chooses by itself.
     for (selection, used) in [
         ("ring", RING),
         ("^tree", RING),
-        ("Tree,RING", "3"),
-        ("nvls", "0"),
+        ("Tree,RING", TREE_AND_RING),
+        ("nvls", NOT_LIMITED),
     ] {
         let (_job, outputs) = run("algorithms", |_, command| {
             command.env("RCOMM_NCCL_ALGORITHMS", selection);

@@ -1,5 +1,5 @@
-//! Every code that a report can have is reported of some generated job: errors and warnings, except `W150`, with ranks
-//! at fault only.
+//! Every code that a report can have is reported for some generated job. Errors and warnings, except `W150`, must
+//! accuse only ranks at fault.
 
 use crate::tally::{roots, summary_of, truth};
 use crate::{judge, warnings};
@@ -33,7 +33,7 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::E140, Cause::Fault(Kind::Stalled)),
     (Code::E150, Cause::Fault(Kind::Dead)),
     (Code::E151, Cause::Stop),
-    (Code::E152, Cause::CutOff),
+    (Code::E152, Cause::UnreachableInLog),
     (Code::E152, Cause::LinksSilent),
     (Code::E153, Cause::StoreSilent),
     (Code::W150, Cause::Silence),
@@ -75,11 +75,11 @@ enum Cause {
     /// The job has no fault.
     Nothing,
     /// There is no record, but there is the log of a rank that cannot reach another host.
-    CutOff,
+    UnreachableInLog,
 }
 
 #[test]
-fn every_code_is_reported_of_a_job_that_has_it() {
+fn every_code_is_reported_for_a_job_that_has_its_cause() {
     let made: BTreeSet<Code> = MADE_BY.iter().map(|&(code, _)| code).collect();
     assert_eq!(
         made,
@@ -112,7 +112,7 @@ fn every_code_is_reported_of_a_job_that_has_it() {
         );
         assert!(
             found > 0,
-            "{code} is reported of no job:\n{}",
+            "{code} is not reported for any job:\n{}",
             misses.join("\n")
         );
     }
@@ -196,7 +196,7 @@ fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
             let report = judge(&job);
             return Some((job, report));
         }
-        Cause::CutOff => {
+        Cause::UnreachableInLog => {
             let job = Spec::random(seed, 16).make();
             let rank = Random::new(seed).between(0, u64::from(job.spec.world()) - 1) as Rank;
             let log = Log {
@@ -232,9 +232,9 @@ fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
     shows_fault.then_some((job, report))
 }
 
-/// Whether the report has the code. An error must be the first that no other finding causes, and name only ranks at
-/// fault, or none if none is at fault. A warning, except `W150`, must name only ranks at fault. A note must be among
-/// the problems of the input.
+/// Whether the report has the code. An error must be the first that no other finding causes, and name at least one
+/// rank, all of them at fault; or no rank if none is at fault. A warning, except `W150`, must name only ranks at fault.
+/// A note must be among the problems of the input.
 fn has_code(job: &Job, report: &Report, code: Code) -> bool {
     let guilty = job.culprits();
     match code.severity() {

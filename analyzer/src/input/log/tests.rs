@@ -48,7 +48,7 @@ fn a_line_is_read_after_every_kind_of_label() {
 }
 
 #[test]
-fn a_rank_within_a_smaller_group_is_no_rank_of_the_world() {
+fn a_watchdog_line_of_a_smaller_group_does_not_state_the_global_rank() {
     let line =
         format!("[PG ID 2 PG GUID 9 Rank 3] Process group watchdog thread terminated: {TIMEOUT}");
     let log = read_text(&line);
@@ -56,8 +56,8 @@ fn a_rank_within_a_smaller_group_is_no_rank_of_the_world() {
     assert_eq!((rank, event.group.as_deref()), (None, Some("9")));
     let labeled = read_text(&format!("[rank11]:{line}"));
     assert_eq!(timed_out(&labeled).and_then(|(rank, _)| rank), Some(11));
-    // In the prefix of the default group, the rank within the group is the global rank. The `[Rank 3]` in the message
-    // itself may be the rank within another group, in which the process had an error before.
+    // In the prefix of the default group, the rank within the group is the global rank. A bare `[Rank 3]` in the
+    // message itself is the rank within some group of the process, so it does not count.
     for line in [
         format!("[PG ID 0 PG GUID 0(default_pg) Rank 7] Process group watchdog: {TIMEOUT}"),
         TIMEOUT.replace("[Rank 3]", "[PG GUID 0 Rank 7]"),
@@ -114,7 +114,7 @@ fn every_form_of_a_rank_s_progress_is_read() {
 }
 
 #[test]
-fn launchers_name_the_first_failure() {
+fn the_ends_that_launchers_report_are_read() {
     let ends = |text: &str| -> Vec<(Option<Rank>, Ended)> {
         let log = read_text(text);
         let ends = log.facts().cloned().filter_map(|fact| match fact.event {
@@ -178,7 +178,7 @@ fn an_exception_counts_only_with_a_label_and_if_it_is_no_consequence() {
 }
 
 #[test]
-fn ranks_within_a_smaller_group_are_not_taken_for_ranks_of_the_world() {
+fn mismatches_and_barriers_of_a_smaller_group_do_not_state_global_ranks() {
     let pair = "Detected mismatch between collectives on ranks. Rank 1 is running collective: \
                 CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[4]), but Rank 0 is \
                 running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=REDUCE, TensorShape=[4]).";
@@ -309,8 +309,8 @@ fn a_second_failure_at_one_agent_and_a_lower_counter_show_a_restart() {
     let three = failed(7, 10) + &failed(7, 20) + &failed(7, 30);
     assert_eq!(lengths(three), [1, 1, 1]);
     assert_eq!(lengths(failed(7, 10) + &failed(8, 20)), [2]);
-    // The same once as many facts of an attempt are kept as may be: the second attempt begins after the first report of
-    // the agent.
+    // The same holds once an attempt has `MAX_FACTS` facts, after which more are only counted: the second attempt
+    // begins after the agent's first report.
     let many = format!("[rank1]:{TIMEOUT}\n").repeat(MAX_FACTS);
     let between = failed(7, 10) + &many + &failed(7, 20);
     assert_eq!(lengths(between), [1, MAX_FACTS]);

@@ -1,5 +1,5 @@
-//! Tests the sentences on ranks that issued two operations in another order than their peers, each on groups of its
-//! own.
+//! Tests the sentences on ranks that issued two operations in a different order from their peers, where each such rank
+//! has its own pair of groups.
 
 use crate::job::{Call, job};
 use rcomm_recorder::model::EntryState;
@@ -9,7 +9,7 @@ use rcomm_verdict::{Code, Policy, Report, analyze};
 const TP: Call = Call::AllReduce { group: 0, line: 10 };
 const DP: Call = Call::AllReduce { group: 1, line: 20 };
 
-/// The records of ranks in a grid, two in a row: each has a group `tp` with its row and a group `dp` with its column.
+/// The records of ranks in a grid of two columns: each has a group `tp` with its row and a group `dp` with its column.
 /// Each rank has completed three operations on `tp` and three on `dp`, alternately; then the ranks in `crossed` wait in
 /// `dp`, and all others in `tp`.
 fn grid(rows: u32, crossed: &[u32]) -> Vec<Dump> {
@@ -69,8 +69,8 @@ fn each_rank_that_crossed_is_named_with_its_own_groups() {
 }
 
 /// The dumps of [`grid`] as gloo's own recorder writes them, without completions. The last operations of the ranks in
-/// `joined` are over, which `retired` shows.
-fn by_gloo(rows: u32, crossed: &[u32], joined: &[u32]) -> Vec<Dump> {
+/// `done` have ended, which only `retired` shows.
+fn by_gloo(rows: u32, crossed: &[u32], done: &[u32]) -> Vec<Dump> {
     let mut dumps = grid(rows, crossed);
     for (rank, dump) in (0..).zip(&mut dumps) {
         dump.recorder = Recorder::NativeGloo;
@@ -80,7 +80,7 @@ fn by_gloo(rows: u32, crossed: &[u32], joined: &[u32]) -> Vec<Dump> {
             entry.time_discovered_completed_ns = 0;
         }
         let last = dump.entries.last_mut().expect("a rank has operations");
-        last.retired = joined.contains(&rank);
+        last.retired = done.contains(&rank);
     }
     dumps
 }

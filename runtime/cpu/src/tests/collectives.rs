@@ -33,8 +33,8 @@ pub(super) fn on_all(body: impl Fn(&Rig) + Sync) {
     }
 }
 
-/// Runs `body` as [`on_all`] does, and also over hosts with equal and with different numbers of ranks that use the
-/// algorithms between hosts for all sizes.
+/// Runs `body` as [`on_all`] does, and also over hosts with equal and with different numbers of ranks, with the
+/// algorithm `nested` for all-to-all, gather and scatter at every size.
 fn on_all_and_nested(body: impl Fn(&Rig) + Sync) {
     on_all(&body);
     for (size, ranks) in [(4, 2), (5, 3), (8, 3), (3, 1), (7, 2)] {

@@ -37,18 +37,18 @@ const LONG: Duration = Duration::from_secs(60);
 enum Wiring {
     /// All ranks use sockets.
     Tcp,
-    /// Each pair of ranks uses this many sockets.
+    /// All ranks use sockets, this many for each channel.
     Streams(usize),
     /// All ranks use shared memory.
     Shm,
-    /// All ranks use shared memory, and collectives run directly in buffers that the group has allocated, whatever
-    /// their length.
+    /// All ranks use shared memory. Collectives that can run directly in registered buffers do so at every size.
     Registered,
-    /// Ranks use memory inside hosts of this many consecutive ranks; the last host may have fewer.
+    /// Hosts have this many consecutive ranks each; the last may have fewer. Ranks share memory within a host, and use
+    /// sockets between hosts.
     Hosts(u32),
-    /// Like `Hosts`, with the algorithms between hosts for all sizes.
+    /// Like `Hosts`, with the algorithm `nested` for all-to-all, gather and scatter at every size.
     Nested(u32),
-    /// Ranks use memory inside this many hosts; consecutive ranks are on different hosts.
+    /// Like `Hosts`, but with this many hosts; consecutive ranks are on different hosts.
     Dealt(u32),
 }
 
@@ -195,14 +195,16 @@ impl Rig {
         if self.wiring != Wiring::Registered || op.is_p2p() {
             return self.backend.run(op, call, &NoObserver);
         }
-        let mut copy = op.map_buffers(&|buffer| self.allocated(buffer)).unwrap();
+        let mut copy = op
+            .map_buffers(&|buffer| self.registered_copy(buffer))
+            .unwrap();
         let done = self.backend.run(&mut copy, call, &NoObserver)?;
         op.copy_outputs_from(&copy).unwrap();
         Ok(done)
     }
 
     /// Returns a copy of the buffer in memory that the other ranks can map.
-    fn allocated(&self, buffer: &Buffer<'_>) -> Result<Buffer<'static>> {
+    fn registered_copy(&self, buffer: &Buffer<'_>) -> Result<Buffer<'static>> {
         let mut copy = self.backend.allocate(buffer.dtype(), buffer.len())?;
         copy.copy_from(buffer)?;
         copy.with_shape(buffer.shape())

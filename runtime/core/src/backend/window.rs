@@ -1,4 +1,4 @@
-//! Memory that a backend prepares, and memory that all members of a group reach.
+//! Registered memory of a backend, and memory that all members of a group can reach.
 
 use crate::backend::memory::RemoteMemory;
 use crate::op::buffer::Buffer;
@@ -9,7 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// Memory that a backend has prepared. Keeps the memory's owner alive.
+/// Memory that is registered with a backend ([`Backend::register`](crate::backend::Backend::register)). Keeps the
+/// memory's owner alive.
 #[derive(Clone)]
 pub struct Registration {
     /// The backend's own number for the memory.
@@ -23,10 +24,16 @@ pub struct Registration {
 /// Offsets are in bytes. A read that overlaps a write may return part of the new data: order comes from
 /// signals. A rank may name itself as the peer.
 ///
+/// # Blocking
+/// A method that takes a deadline may wait until then.
+///
 /// # Errors
-/// `InvalidArgument` for a peer or a range that does not exist.
+/// `InvalidArgument` for a peer or a range that does not exist; `Timeout` at the deadline; `Closed` once the window was
+/// closed or given up; the error of the abort once the group was aborted; `Unsupported` for what the backend or its
+/// library cannot do.
 pub trait BackendWindow: Send + Sync {
-    /// The size in bytes of the part of rank `group_rank`.
+    /// The size in bytes of the part of rank `group_rank`; 0 if the group has no such rank. Once the window has ended,
+    /// it may be 0 for every rank.
     fn size_bytes(&self, group_rank: u32) -> usize;
 
     /// Writes into the part of `peer`. Returns when `from` may be used again.
@@ -41,7 +48,8 @@ pub trait BackendWindow: Send + Sync {
         deadline: Deadline,
     ) -> Result<()>;
 
-    /// Adds one to the count of signals that `peer` has from this rank, after all that this rank has put there before.
+    /// Adds one to the count of signals that `peer` has from this rank, once everything that this rank put there before
+    /// has arrived.
     fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
 
     /// Consumes one signal from `peer`, and waits for it if there is none.
@@ -81,9 +89,11 @@ pub trait BackendWindow: Send + Sync {
     /// Until all members have called it, or the deadline.
     fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>>;
 
-    /// Ends the window at once, for this rank alone, even if other ranks still hold it: when this returns, only
-    /// holders of a [mapping](Self::map_remote) use its memory.
+    /// Ends the window at once, for this rank alone, even if other ranks still use it. When this returns, this rank's
+    /// memory is used only where it is mapped: through [`map_remote`](Self::map_remote), or by the windows of other
+    /// ranks.
     ///
-    /// The default does nothing: enough for memory that its owner keeps alive as long as any rank can reach it.
+    /// The default does nothing. That suffices if the backend keeps the memory alive for as long as any rank can reach
+    /// it.
     fn give_up(&self) {}
 }

@@ -37,7 +37,8 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     let wrapped: Vec<Vec<Line>> = (page.head.iter())
         .map(|line| wrap_head(line, area.width, area.height))
         .collect();
-    // The head has at most half of the rows, or as many as it needs up to its last doubt if the panes then keep some.
+    // The head gets at most half of the available rows, or more if its lines up to the last doubt need them, as long as
+    // the panes keep `MIN_ROWS_OF_PANES`.
     let whole: usize = wrapped[..to_last_doubt(&page.head)]
         .iter()
         .map(Vec::len)
@@ -93,8 +94,8 @@ pub(crate) fn cuts_doubt(head: &[Line], (width, rows): (u16, u16)) -> bool {
     whole > usize::from(max_rows)
 }
 
-/// The areas of the panes: all below each other; or, if `page.right` names some, in two columns, with the panes after
-/// the last of them below both columns.
+/// The areas of the panes: one below another; or, if `page.right` names some, in two columns, with the panes after the
+/// last of them below both columns.
 fn panes(page: &Page, area: Rect) -> Vec<Rect> {
     let mut rects = vec![Rect::default(); page.panes.len()];
     let wanted = |index: usize, width: u16| wanted_rows(page, index, width);
@@ -109,7 +110,7 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
             .zip(&wanted)
             .map(|(&index, &wanted)| least_rows(&page.panes[index]).min(wanted))
             .collect();
-        give_each_table_a_row(&mut heights, &least);
+        give_each_pane_its_least(&mut heights, &least);
         let mut y = area.y;
         for (&index, height) in panes.iter().zip(heights) {
             rects[index] = Rect::new(area.x, y, area.width, height);
@@ -154,9 +155,9 @@ fn spare_of(page: &Page, panes: &[usize]) -> usize {
     panes.len().saturating_sub(1 + usize::from(shows_ranks))
 }
 
-/// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows. A tall terminal shows whole
-/// sentences, whose ends say how the job ended; one with few rows keeps them for the panes.
-fn max_lines_of_one(rows: u16) -> usize {
+/// The most rows that a line of the head that states no doubt may take on a terminal of `rows` rows. A tall terminal
+/// has room for long sentences, whose ends say how the job ended; a short one leaves more rows to the panes.
+fn max_rows_of_head_line(rows: u16) -> usize {
     match rows {
         0..20 => 2,
         20..24 => 4,
@@ -173,7 +174,7 @@ pub(crate) fn is_doubt(line: &Line) -> bool {
 fn wrap_head(line: &Line, width: u16, rows: u16) -> Vec<Line> {
     let max_lines = match is_doubt(line) {
         true => usize::MAX,
-        false => max_lines_of_one(rows),
+        false => max_rows_of_head_line(rows),
     };
     wrap(line, usize::from(width), max_lines)
 }
@@ -202,7 +203,7 @@ pub(crate) fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
             }
         }
     }
-    // Drop trailing spaces so that they do not push the last word to another line.
+    // Drop trailing spaces: with one, a line that is exactly as wide as the screen would be cut with an ellipsis.
     for last in lines.iter_mut().filter_map(|line| line.last_mut()) {
         last.text.truncate(last.text.trim_end().len());
     }
@@ -261,7 +262,7 @@ pub(crate) fn is_whole(page: &Page, pane: usize, (width, height): (u16, u16)) ->
     needed_rows(&page.panes[pane], rect.width) <= rect.height
 }
 
-/// How many rows more than it needs a pane has on a terminal of this size.
+/// The number of rows that a pane has beyond what it needs, on a terminal of this size.
 pub(crate) fn spare_rows(page: &Page, pane: usize, (width, height): (u16, u16)) -> u16 {
     let rect = of(page, Rect::new(0, 0, width, height)).panes[pane];
     let needed = needed_rows(&page.panes[pane], rect.width);
@@ -303,8 +304,8 @@ fn least_rows(pane: &Pane) -> u16 {
     }
 }
 
-/// Takes rows from the tallest panes for those that would show no row.
-fn give_each_table_a_row(heights: &mut [u16], least: &[u16]) {
+/// Takes rows from the tallest panes for those that have fewer than their least.
+fn give_each_pane_its_least(heights: &mut [u16], least: &[u16]) {
     for index in 0..heights.len() {
         while heights[index] < least[index] {
             let others = (0..heights.len()).rev();
@@ -428,11 +429,11 @@ mod tests {
     #[test]
     fn a_pane_with_headings_takes_a_row_from_the_tallest() {
         let mut heights = [2, 4, 3, 3];
-        give_each_table_a_row(&mut heights, &[3, 2, 2, 2]);
+        give_each_pane_its_least(&mut heights, &[3, 2, 2, 2]);
         assert_eq!(heights, [3, 3, 3, 3]);
         // Where no pane can give a row, all stay as they are.
         let mut few = [2, 2];
-        give_each_table_a_row(&mut few, &[3, 2]);
+        give_each_pane_its_least(&mut few, &[3, 2]);
         assert_eq!(few, [2, 2]);
     }
 
@@ -461,7 +462,8 @@ mod tests {
         assert_eq!(rects[2], Rect::new(81, 1, 80, 7));
         assert_eq!(rects[3], Rect::new(0, 8, 161, 31));
         assert_eq!(rects[4], Rect::new(0, 39, 161, 2));
-        // Ranks stay at the bottom. Another last pane directly follows the one before, and gets the spare rows.
+        // Ranks stay at the bottom. A last pane of any other kind directly follows the one before it, and gets the
+        // spare rows.
         let below_ranks = page.panes.pop();
         page.panes.push(pane(1));
         let texts = panes(&page, Rect::new(0, 1, 161, 40));
@@ -501,7 +503,7 @@ mod tests {
         assert!(cuts_doubt(&page(Tone::Doubt).head, (40, 12)));
         let low = of(&page(Tone::Doubt), Rect::new(0, 0, 40, 12));
         assert_eq!((low.head_rects().count(), low.panes[0].height), (7, 3));
-        // Another line gives way to the panes.
+        // A line that states no doubt gives way to the panes.
         assert!(of(&page(Tone::Plain), area).head_rects().count() <= 7);
     }
 

@@ -185,7 +185,7 @@ pub struct Page {
     /// Panes, from top to bottom; within each of two columns if `right` names some.
     pub panes: Vec<Pane>,
     /// Indices of the panes that are drawn in a right column, ascending; the panes after them take the whole width
-    /// below both columns. Empty if all panes are drawn below each other.
+    /// below both columns. Empty if all panes are drawn one below another.
     pub right: Vec<usize>,
     /// For each pane, the rows that it gets at least, so that others do not move while its rows come and go; none for
     /// the panes that the list does not reach.

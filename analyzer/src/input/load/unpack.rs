@@ -1,5 +1,5 @@
-//! Reads one file: a dump, a log, a report or stacks as they are, a ring, a summary, or any of these compressed or in
-//! an archive.
+//! Reads one file: a dump, a log, a report of NCCL's RAS, call stacks, a ring or a summary, plain, compressed or in an
+//! archive.
 
 use super::find::InputFile;
 use super::manifest::{Absence, Manifest};
@@ -28,7 +28,7 @@ enum Kind {
     Tar,
     Ring,
     Summary,
-    /// None of the above: a dump, a log, a report, stacks, or a file of another program.
+    /// None of the above: a dump, a log, a report of NCCL's RAS, call stacks, or a file of another program.
     Plain,
 }
 
@@ -108,7 +108,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
             file.rewind()?;
             worker.sums.open(metadata.len());
             let budget = budget(metadata.len(), worker);
-            let ranks = RankNames::of(&mut file, name, rank, budget);
+            let ranks = MemberRanks::of(&mut file, name, rank, budget);
             file.rewind()?;
             stream(&mut file, name, 0, worker, &ranks)
         }
@@ -128,12 +128,12 @@ fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     }
     worker.sums.open(bytes.len() as u64);
     let budget = budget(bytes.len() as u64, worker);
-    let ranks = RankNames::of(&mut &bytes[..], name, None, budget);
+    let ranks = MemberRanks::of(&mut &bytes[..], name, None, budget);
     stream(&mut &bytes[..], name, 0, worker, &ranks)
 }
 
-/// The largest ratio of unpacked to packed size. Records shrink to a few percent. A file that shrinks a thousandfold,
-/// as one that is compressed several times can, would take hours and hold nothing useful.
+/// The largest ratio of unpacked to packed size. Records shrink to a few percent. Files compressed several times can
+/// shrink far more; unpacking one could take hours and yield nothing useful.
 const MAX_RATIO: u64 = 1000;
 
 /// The number of bytes that each compressed stream in an input of `packed` bytes may unpack to. It is at least one more
@@ -169,8 +169,8 @@ impl<R: Read> Read for Unpacked<'_, R> {
     }
 }
 
-/// The ranks that the names in a packed input state, and its budget.
-struct RankNames {
+/// The ranks stated by the names of a packed input and of its members, and the budget of that input.
+struct MemberRanks {
     /// The rank in each name of a member, which is written as `archive:member`.
     of_name: HashMap<String, Option<Rank>>,
     /// The rank in the name of the input itself, for members whose names state none.
@@ -179,7 +179,7 @@ struct RankNames {
     budget: u64,
 }
 
-impl RankNames {
+impl MemberRanks {
     /// Lists the archive. Members that cannot be listed cannot be read either: [`stream`] reports them.
     fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>, budget: u64) -> Self {
         let mut names = Vec::new();
@@ -269,7 +269,7 @@ fn stream(
     name: &str,
     depth: usize,
     worker: &mut Worker<'_>,
-    ranks: &RankNames,
+    ranks: &MemberRanks,
 ) -> io::Result<()> {
     let head = head(reader)?;
     let mut full_stream = io::Cursor::new(&head).chain(&mut *reader);
@@ -381,7 +381,7 @@ fn plain(
         worker.buffer.shrink_to(KEPT_BYTES);
         return Err(too_large(max_bytes));
     }
-    // If the file cannot be read to its end, as one whose compressed data was cut off, the part before is used.
+    // If the file cannot be read to its end, for example because compressed data was cut off, the part before is used.
     if let Err(error) = read {
         worker.unreadable(name, format!("{error}; what came before is used"));
     }
@@ -400,8 +400,8 @@ fn plain(
     Ok(())
 }
 
-/// The size of the largest text that is held in memory, bytes: it may be a report of NCCL's RAS or stacks, which are
-/// recognized and read as a whole. Longer texts are taken for logs and read line by line.
+/// The size in bytes of the largest text that is held in memory. Such a text may be a report of NCCL's RAS or call
+/// stacks, which are recognized and read as a whole. Longer texts are taken for logs and read line by line.
 const HELD_TEXT: u64 = 8 << 20;
 
 /// Reads a log whose beginning is in the worker's buffer and whose rest is in `reader`.
@@ -416,7 +416,8 @@ fn long_log(
     if log.facts().next().is_none() {
         worker.foreign(
             name,
-            "a text without a line about the job's end or its time-outs",
+            "a text in which no line is recognized as one that PyTorch, NCCL, gloo, rcomm or a launcher prints when a \
+             job fails",
         );
     } else {
         worker.send(Output::Log(log));

@@ -568,9 +568,9 @@ class _Recorder:
             under_way = self.sweep()
         if self.native is not None:
             self.native.stop()
-        if not under_way and not self.has_raised:
+        if not under_way and not self.has_raised and not self.has_left:
             self.leave()
-        elif not self.has_raised:
+        elif under_way and not self.has_raised:
             noun = "operation" if under_way == 1 else "operations"
             ring.phase(f"ended with {under_way} {noun} under way")
         ring.exits(closes=not self.has_raised and not under_way)

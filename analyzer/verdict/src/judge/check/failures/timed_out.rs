@@ -274,23 +274,8 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
         format_ranks(&witnesses),
         time_of_day(witness.at_ns),
     );
-    let waited = culprits.iter().copied();
-    let waited: Vec<Rank> = waited
-        .filter(|&rank| wait_of(ctx, rank, witness).is_some())
-        .collect();
-    let each = culprits.iter().map(|&rank| vec![rank]).take(16).collect();
-    let several = culprits.len() > 1;
     let mut draft = not_arrived(ctx, culprits, sentence, witness);
-    if !waited.is_empty() {
-        draft.confidence = 0.5;
-        if several {
-            draft.alternatives = each;
-        }
-        draft.doubts.push(format!(
-            "{} had another unfinished operation then, and the records do not show for whom it waited",
-            format_ranks(&waited)
-        ));
-    }
+    leave_waits_open(ctx, &mut draft, witness);
     let unread = unread_besides(ctx, &draft.culprits);
     if !unread.is_empty() {
         draft.confidence = 0.5;
@@ -470,8 +455,29 @@ fn absent_elsewhere(
         time_of_day(witness.at_ns),
     );
     let mut draft = not_arrived(ctx, culprits, sentence, witness);
+    leave_waits_open(ctx, &mut draft, witness);
     draft.at = Some(ctx.op_ref(wait.group, wait.op.seq));
     draft
+}
+
+/// Doubts a finding on ranks that were themselves in an unfinished operation when another gave up.
+fn leave_waits_open(ctx: &Context<'_>, draft: &mut FindingDraft, witness: &Recorded<'_>) {
+    let waited = draft.culprits.iter().copied();
+    let waited: Vec<Rank> = waited
+        .filter(|&rank| wait_of(ctx, rank, witness).is_some())
+        .collect();
+    if waited.is_empty() {
+        return;
+    }
+    draft.confidence = 0.5;
+    if draft.culprits.len() > 1 {
+        let each = draft.culprits.iter().map(|&rank| vec![rank]);
+        draft.alternatives = each.take(16).collect();
+    }
+    draft.doubts.push(format!(
+        "{} had another unfinished operation then, and the records do not show for whom it waited",
+        format_ranks(&waited)
+    ));
 }
 
 /// The E101 if no recorded operation timed out: the others waited for the start of the job or for its end, or the ring

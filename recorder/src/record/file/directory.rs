@@ -87,7 +87,12 @@ impl Unnamed {
             temporary,
             directory: job,
         };
-        unnamed.lock_and_reserve(reserved, bytes)?;
+        if let Err(error) = unnamed.lock_and_reserve(reserved, bytes) {
+            // Where no rank of this start finds room, no ring that gets its name removes what killed processes left.
+            let files: Vec<PathBuf> = files(&unnamed.directory).collect();
+            remove_leftovers(&files);
+            return Err(error);
+        }
         Ok(unnamed)
     }
 
@@ -526,5 +531,23 @@ mod tests {
             "other",
         ];
         assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn sockets_of_killed_processes_are_removed_where_no_new_ring_has_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let job = directory.path().join(job_directory_name("job"));
+        ensure_private(&job).unwrap();
+        let socket = job.join("2.0.sock");
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        let ring = RingId {
+            job: "job",
+            rank: 2,
+            attempt: 0,
+            part: Default::default(),
+        };
+        let largest = usize::try_from(i64::MAX).unwrap();
+        assert!(Unnamed::create(directory.path(), ring, 0, largest).is_err());
+        assert!(!socket.exists());
     }
 }

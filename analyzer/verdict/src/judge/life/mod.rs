@@ -402,7 +402,7 @@ const fn is_end_signal(signal: i32) -> bool {
 const SIGNALLED: i32 = 128;
 
 /// Whether shells, and programs that handle signals, report one of [these signals](is_end_signal) as this exit code.
-const fn is_of_end_signal(code: i32) -> bool {
+pub(crate) const fn is_of_end_signal(code: i32) -> bool {
     code > SIGNALLED && is_end_signal(code - SIGNALLED)
 }
 

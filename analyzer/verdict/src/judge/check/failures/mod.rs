@@ -1,5 +1,6 @@
 //! Faults outside the operations: processes, links, the store and the watchdog.
 
+pub(super) mod exits;
 mod hidden_sizes;
 pub(super) mod rank_failed;
 pub(super) mod rank_frozen;

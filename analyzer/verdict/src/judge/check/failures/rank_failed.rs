@@ -5,8 +5,9 @@
 //! recorded error counts against its rank only if it came long before the time-out and before every other rank's, and
 //! nothing else explains why the others wait.
 
+use super::exits::{how_they_ended, look_at_exit};
 use super::hidden_sizes;
-use super::recorded_failure::{gave_up_before, text};
+use super::recorded_failure::gave_up_before;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -18,7 +19,7 @@ use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
-use rcomm_recorder::model::{EntryState, Failure as RankFailure, FailureKind, Rank};
+use rcomm_recorder::model::{EntryState, Rank};
 use std::collections::BTreeMap;
 
 /// Reports ranks whose processes are gone and for which others wait: at a place that these ranks never reached, or
@@ -145,6 +146,9 @@ fn gone_record(ctx: &Context<'_>, node: Node) -> Option<usize> {
     records.find(|&record| ctx.went_first(record))
 }
 
+/// The highest confidence if ranks left before others were done, and these are no more than they are.
+const ONE_TOO_MANY: f64 = 0.75;
+
 /// A wait is stated with its time if it lasted at least this long, ms.
 const MIN_STATED_MS: f64 = 100.0;
 
@@ -197,6 +201,18 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     look_at_exit(ctx, &mut draft);
     draft.age_ms = ctx.waits_ms(place);
     draft.confidence = 0.97;
+    let has_left =
+        |rank: &Rank| ctx.life.ended_in_order(*rank) || has_left_groups(ctx.aligned, *rank);
+    if arrived <= nodes.len() && draft.culprits.iter().all(has_left) {
+        let others = ctx.ranks(&ctx.graph.arrived[place]);
+        draft.confidence = ONE_TOO_MANY;
+        draft.doubts.push(format!(
+            "{} may have issued one too many, and not {} one too few",
+            format_ranks(&others),
+            format_ranks(&draft.culprits)
+        ));
+        draft.alternatives = vec![draft.culprits.clone(), others];
+    }
     draft.evidence = ctx.evidence_of_place(place, 2);
     for &record in records.iter().take(3) {
         draft
@@ -348,59 +364,6 @@ fn others_go_on(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> bool {
         let issued_ns = newest.map(|op| aligned.created_ns(record, op));
         !is_gone(full_record.rank) && issued_ns.is_some_and(|at_ns| Some(at_ns) > last_ns)
     })
-}
-
-/// The end of a sentence, like `; it was killed by SIGKILL`; empty if it is not known how the processes ended.
-pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
-    let known = ranks.iter().find_map(|&rank| {
-        let end = ctx.life.gone(rank)?.exit?;
-        Some((rank, ending::format_exit(&end)))
-    });
-    match (known, ranks.len()) {
-        (Some((_, words)), 1) => format!("; it {words}"),
-        (Some((rank, words)), _) => format!("; rank {rank} {words}"),
-        (None, 1) if ctx.life.ended_in_order(ranks[0]) => {
-            let error = last_error(ctx, ranks[0]);
-            let error = error.map(|failure| format!(" after an error{}", text(failure)));
-            format!("; it ended in order{}", error.unwrap_or_default())
-        }
-        (None, _) => String::new(),
-    }
-}
-
-/// The newest failure that a rank recorded, if it is an error of its own and names no rank, and the rank has issued no
-/// operation since.
-fn last_error<'a>(ctx: &'a Context<'_>, rank: Rank) -> Option<&'a RankFailure> {
-    let mut records = ctx.aligned.records_of(rank);
-    records.find_map(|record| {
-        let full_record = &ctx.aligned.records[record];
-        let newest = full_record.failures.last()?;
-        let mut ops = full_record.ops.iter();
-        let is_last = ops.all(|op| op.created_ns <= newest.time_ns);
-        let is_own = newest.kind == FailureKind::Backend && newest.seen_by == rank;
-        (is_own && newest.ranks.is_empty() && is_last).then_some(newest)
-    })
-}
-
-/// Changes the next step to finding out why the first culprit's process ended, if that process ended in order or its
-/// exit code is known, or why it left its groups.
-pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut FindingDraft) {
-    let first = draft.culprits.first();
-    if let Some(rank) = first.filter(|rank| ctx.life.ended_in_order(**rank)) {
-        draft.next = format!(
-            "find out why the program of rank {rank} ended before its peers were done: its log"
-        );
-    }
-    let exit = first.and_then(|&rank| Some((rank, ctx.life.gone(rank)?.exit?.exit_code?)));
-    if let Some(rank) = first.filter(|rank| has_left_groups(ctx.aligned, **rank)) {
-        draft.next = format!(
-            "find out why rank {rank} left before its peers were done: compare how many batches or steps each rank has"
-        );
-    } else if let Some((rank, code)) = exit {
-        draft.next = format!(
-            "find out why rank {rank} ended by itself: its log, and what ends its program with exit code {code}"
-        );
-    }
 }
 
 /// Reports the first operation that ended with an error long before its time-out, if no other finding is a root.

@@ -4,7 +4,7 @@
 //! had given up has completed the operation, and only the peers' records name it. A program that aborted a group gave a
 //! reason. The ranks that were named first are the cause: a rank that failed because it lost another is named later.
 
-use super::rank_failed::{how_they_ended, look_at_exit};
+use super::exits::{how_they_ended, look_at_exit};
 use super::timed_out::late;
 use crate::align::record::Op;
 use crate::judge::check::Check;

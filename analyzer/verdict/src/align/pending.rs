@@ -140,7 +140,9 @@ pub(crate) fn pending_of(
         let mut over = overtaken(aligned, record, &lane.messages, status_ops);
         if full_record.only_active && full_record.recorder == Recorder::Nccl {
             leave_out_closed(aligned, record, &lane.messages, status_ops, &mut over);
-            leave_out_matched(aligned, messages, (record, lane), status_ops, &mut over);
+            if !loses_completed_messages(aligned, record, lane) {
+                leave_out_matched(aligned, messages, (record, lane), status_ops, &mut over);
+            }
         }
         while index < lane.messages.len() {
             let status_op = status_ops[index];
@@ -395,6 +397,33 @@ fn leave_out_matched(
             Some(Counterpart::Missing) | None => false,
         };
     }
+}
+
+/// Whether the messages before those in a lane are missing in its record because they completed. Those of batches would
+/// be there: only the marker of a batch is ever noted as completed. No, if the ring may have dropped them.
+fn loses_completed_messages(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> bool {
+    /// Rings hold at least this many operations.
+    const LEAST_RING: u64 = 64;
+    /// A program issues a message at least every so many operations.
+    const MOST_APART: u64 = 16;
+    let full_record = &aligned.records[record];
+    let id = |position: u32| full_record.record_id(aligned.op(record, position));
+    let mut ids = lane.messages.iter().map(|&position| id(position));
+    let Some(first) = ids.next() else {
+        return false;
+    };
+    let newest = full_record
+        .ops
+        .iter()
+        .map(|op| full_record.record_id(op))
+        .max();
+    let apart = lane
+        .messages
+        .windows(2)
+        .map(|pair| id(pair[1]).saturating_sub(id(pair[0])));
+    let before = first.saturating_sub(apart.max().unwrap_or(MOST_APART).max(1));
+    let is_in_ring = newest.is_some_and(|newest| newest.saturating_sub(before) < LEAST_RING);
+    aligned.op(record, lane.messages[0]).p2p_seq > 1 && is_in_ring
 }
 
 /// For each message, whether it is unfinished although a later one with the same peer and direction has completed.

@@ -412,8 +412,8 @@ fn past_votes(
     seq: u32,
     parts: &[AgreeingMembers],
 ) -> Vec<usize> {
-    // The longest run of calls that is compared.
-    const CONTEXT: usize = 6;
+    // The longest run of calls that is compared: layers of one shape issue many equal calls in a row.
+    const CONTEXT: usize = 512;
     let mut votes = vec![0; parts.len()];
     let record = parts[0].records[0];
     let Some(lane) = aligned.lanes[record]
@@ -429,23 +429,27 @@ fn past_votes(
         .iter()
         .map(|&position| aligned.op(record, position).call)
         .collect();
-    for context in (1..=CONTEXT.min(past.len().saturating_sub(1))).rev() {
-        let ending = &past[past.len() - context..];
-        for next in context..past.len() {
-            if past[next - context..next] == *ending {
-                for (part, votes) in parts.iter().zip(&mut votes) {
-                    *votes += usize::from(
-                        aligned
-                            .shared
-                            .calls
-                            .difference(part.call, past[next])
-                            .is_none(),
-                    );
-                }
-            }
+    // For each earlier call that a part's call equals: how long the run before it is, and the parts.
+    let mut followed: Vec<(usize, Vec<bool>)> = Vec::new();
+    for next in 1..past.len() {
+        let equals = |part: &AgreeingMembers| {
+            let calls = &aligned.shared.calls;
+            calls.difference(part.call, past[next]).is_none()
+        };
+        let by_part: Vec<bool> = parts.iter().map(equals).collect();
+        let before = past[..next].iter().rev().zip(past.iter().rev());
+        let run = before.take(CONTEXT).take_while(|(one, other)| one == other);
+        if by_part.contains(&true) {
+            followed.push((run.count(), by_part));
         }
-        if votes.iter().any(|&votes| votes > 0) {
-            break;
+    }
+    let longest = followed.iter().map(|(run, _)| *run).max().unwrap_or(0);
+    for (_, by_part) in followed
+        .iter()
+        .filter(|(run, _)| *run == longest && longest > 0)
+    {
+        for (votes, equals) in votes.iter_mut().zip(by_part) {
+            *votes += usize::from(*equals);
         }
     }
     votes

@@ -41,7 +41,7 @@ pub(super) fn lack_failed(aligned: &Aligned<'_>) -> BTreeSet<Rank> {
 
 /// When a rank last suffered from the end of another process, common time, ns; `None` if it did not. When a process
 /// ends, the operations of its living peers fail, but the last operation of the process itself does not.
-pub(super) fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
+pub(crate) fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
     let of_record = |record: RecordIx| {
         let full_record = &aligned.records[record];
         let lasting =

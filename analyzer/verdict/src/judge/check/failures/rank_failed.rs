@@ -11,6 +11,7 @@ use super::recorded_failure::gave_up_before;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::life::harm::suffered_ns;
 use crate::judge::life::raised::has_left_groups;
 use crate::judge::life::{BEFORE_TIMEOUT, End, ending};
 use crate::judge::policy::now_ns;
@@ -309,6 +310,9 @@ fn unfinished<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a Op> {
     ops.find(|op| !op.retired && op.state < EntryState::Completed)
 }
 
+/// The highest confidence on ranks that may have ended because of another: one of their operations failed.
+const SUFFERED: f64 = 0.5;
+
 /// The finding on processes that are gone and that no rank waits for: each a rank and its record.
 fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
     let culprits: Vec<Rank> = gone.iter().map(|&(rank, _)| rank).collect();
@@ -335,6 +339,17 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
     look_at_exit(ctx, &mut draft);
     draft.confidence = 0.95;
+    let suffered = draft.culprits.iter().copied();
+    let suffered: Vec<Rank> = suffered
+        .filter(|&rank| suffered_ns(ctx.aligned, rank).is_some())
+        .collect();
+    if !suffered.is_empty() {
+        draft.confidence = SUFFERED;
+        draft.doubts.push(format!(
+            "an operation of {} had failed before, and what made it fail may be the cause",
+            format_ranks(&suffered)
+        ));
+    }
     if let Some((_, record, op)) = inside {
         draft.frames = ctx.frames_of(record, op, "last_seen");
     }

@@ -236,6 +236,8 @@ class _Recorder:
         self.phase = ""
         # Whether the program has destroyed all its groups, and made none since.
         self.has_left = False
+        # The id of the exception that is recorded as the reason why the program left its groups; 0 if there is none.
+        self.noted_error = 0
         # How many steps each optimizer has made, by its id.
         self.steps: dict[int, int] = {}
         # Whether the program reports its steps itself.
@@ -504,10 +506,17 @@ class _Recorder:
                 module.destroy_process_group = note_and_destroy
 
     def leave(self) -> None:
-        """Records that the program issues nothing more on its groups."""
-        if self.ring is not None:
-            self.has_left = True
+        """Records that the program issues nothing more on its groups, or the exception because of which it leaves them:
+        a program may destroy its groups in a `finally` clause."""
+        if self.ring is None:
+            return
+        self.has_left = True
+        error = sys.exc_info()[1]
+        if error is None:
             self.ring.phase(_LEFT)
+        else:
+            self.noted_error = id(error)
+            self.ring.note_exception(first_line(error))
 
     def watch_optimizers(self) -> None:
         """Counts the optimizers' steps, for programs that do not call `step`."""
@@ -543,7 +552,9 @@ class _Recorder:
         self.has_raised = True
         for hooks in self.hooks.values():
             hooks.refused()
-        self.ring.note_exception(first_line(error))
+        # The time at which the program left its groups because of this exception stays.
+        if id(error) != self.noted_error:
+            self.ring.note_exception(first_line(error))
 
     def end(self) -> None:
         """Ends the recording when the interpreter ends. If no operation is under way and no exception has ended the

@@ -394,6 +394,32 @@ def test_rank_that_destroys_its_groups_one_step_early_is_named(job, tmp_path, un
     assert "never issued all_reduce #4" in str(report), str(report)
 
 
+def test_rank_that_destroys_its_groups_because_of_an_exception_is_named(job, tmp_path, until):
+    gone = [tmp_path / f"gone-{rank}" for rank in (0, 2)]
+
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        try:
+            if rank == 1:
+                raise ValueError("bad sample")
+            dist.all_reduce(torch.zeros(4))
+        finally:
+            dist.destroy_process_group()
+            # Its process ends long after it has left.
+            if rank == 1:
+                until(lambda: all(file.exists() for file in gone))
+
+    started = job(3, body)
+    for file, pid in zip(gone, (started.pids[0], started.pids[2]), strict=True):
+        assert os.waitpid(pid, 0)[1] != 0
+        file.touch()
+    started.pids[:] = [started.pids[1]]
+    assert started.wait() == [1]
+    report = rcomm.analyze(started.rings)
+    assert report.verdict == "crashed" and report.culprit.culprit_ranks == (1,), str(report)
+    assert "raised ValueError: bad sample" in " ".join(str(report).split()), str(report)
+
+
 def test_group_that_is_made_after_all_were_destroyed_ends_the_phase_of_leaving(job, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4))

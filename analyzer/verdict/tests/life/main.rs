@@ -14,6 +14,7 @@ mod job;
 mod joined;
 mod last_to_wait;
 mod launched;
+mod left;
 mod links;
 mod pauses;
 mod quiet;

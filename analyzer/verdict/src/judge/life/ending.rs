@@ -1,8 +1,9 @@
 //! Describes the end of a job in its report, and lowers the confidence of findings where the end leaves questions open.
 
 use crate::judge::context::{Context, FindingDraft};
+use crate::judge::life::harm::suffered_ns;
 use crate::judge::life::raised::is_exception;
-use crate::judge::life::{End, Gone, SIGNALLED, is_of_end_signal};
+use crate::judge::life::{End, Gone, SIGNALLED, TOGETHER_NS, is_of_end_signal};
 use crate::judge::policy::LaterAttempt;
 use crate::report::format::{count, format_ranks, time_of_day};
 use crate::report::{Code, EndKind, Finding, JobEnd, Report};
@@ -225,10 +226,11 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             });
             let raised = match common_exception(ctx) {
                 Some(_) => common_phase(ctx),
+                None if all_ended_themselves(ctx) => each_exception(ctx),
                 None => String::new(),
             };
             match end.first.len() {
-                _ if !raised.is_empty() => {
+                _ if !raised.is_empty() || all_ended_themselves(ctx) => {
                     format!("{all_ranks} ended by {last_time}, none in order{exit}{raised}")
                 }
                 0 => match end.possible.as_slice() {
@@ -317,6 +319,37 @@ pub(crate) fn common_exception<'a>(ctx: &'a Context<'_>) -> Option<&'a str> {
         && phases.all(|phase| phase == Some(first))
         && expected.all(|&rank| ctx.aligned.record_of(rank).is_some());
     (is_common && is_exception(first)).then_some(first)
+}
+
+/// Whether all ranks, several, ended by themselves at about one time, each by an exception or with an exit code that is
+/// an error, and no operation of any had failed: then nothing shows that one ended because of another.
+pub(crate) fn all_ended_themselves(ctx: &Context<'_>) -> bool {
+    let aligned = ctx.aligned;
+    let by_itself = |&rank: &Rank| {
+        let mut records = aligned.records_of(rank);
+        let raised = records.any(|record| ctx.raised(record).is_some_and(is_exception));
+        let gone = ctx.life.gone(rank);
+        let code = gone.and_then(|gone| gone.exit?.exit_code);
+        let is_error = code.is_some_and(|code| code != 0 && !is_of_end_signal(code));
+        (raised || is_error) && suffered_ns(aligned, rank).is_none()
+    };
+    let ends = aligned.expected.iter();
+    let ends = ends.filter_map(|&rank| ctx.life.gone(rank).map(Gone::at_ns));
+    let (first, last) = (ends.clone().min(), ends.max());
+    let together = first.zip(last);
+    let together = together.is_some_and(|(first, last)| last.saturating_sub(first) <= TOGETHER_NS);
+    aligned.expected.len() > 1 && together && aligned.expected.iter().all(by_itself)
+}
+
+/// The end of a sentence: the exceptions that left the programs of the first few ranks.
+fn each_exception(ctx: &Context<'_>) -> String {
+    const SHOWN: usize = 3;
+    let records = ctx.aligned.records.iter().enumerate();
+    let raised = records.filter_map(|(index, record)| {
+        let phase = ctx.raised(index)?;
+        Some(format!("; rank {} was in phase `{phase}`", record.rank))
+    });
+    raised.take(SHOWN).collect()
 }
 
 /// By whom or by what the job was terminated, as a part of a sentence. `None` if no launcher was asked to end it, and

@@ -6,7 +6,7 @@ use super::outlived::Outlived;
 use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
-use crate::judge::life::raised::{INTERRUPTED, has_left_groups};
+use crate::judge::life::raised::{INTERRUPTED, began_ns, has_left_groups, is_exception, went_on};
 use crate::judge::overcome::is_history;
 use rcomm_recorder::model::{EntryState, FailureKind, Rank};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -249,8 +249,8 @@ fn interrupted_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
 }
 
 /// When the first process noted that a signal asked it to end, common time, ns. `None` unless some processes are gone,
-/// and all processes, except those that ended in order, noted such a signal at about one time, and not one alone first
-/// ([`is_one_asked_alone`]): a terminal sends it to all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
+/// and all processes, except those that ended in order, noted such a signal at about one time, and not some clearly first
+/// ([`are_some_asked_first`]): a terminal sends it to all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
 pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64> {
     // For each process that was asked: when it noted that, and when it ended; by host, unless all clocks are related.
     let are_related = aligned.clock_known.iter().all(|&known| known);
@@ -283,36 +283,37 @@ pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64>
         let of_clock = asked.entry(clock_of(rank)).or_default();
         of_clock.extend(dated(rank).map(|noted| (noted, i64::MAX)));
     }
-    if is_one_asked_alone(aligned, gone) {
+    if are_some_asked_first(aligned, gone) {
         return None;
     }
     let first = asked.into_values().map(asked_together);
     first.collect::<Option<Vec<i64>>>()?.into_iter().min()
 }
 
-/// Whether a signal asked one process to end, and the others were asked because it had ended: they noted the signal
+/// Whether a signal asked some processes to end, and the others were asked because these had ended: they noted the signal
 /// clearly later, and one had suffered from the end of a process clearly before it noted the signal. No, if nothing
 /// relates the clocks.
-fn is_one_asked_alone(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
-    let mut asked = gone.iter().filter(|process| !process.in_order);
+fn are_some_asked_first(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
     // A program may take long to end after an interrupt.
-    let is_interrupted = |process: &Gone| was_interrupted(aligned, process.rank);
-    if asked.clone().any(is_interrupted) {
-        return false;
-    }
-    let Some(first) = asked.next() else {
+    let noted_ns = |process: &Gone| interrupted_ns(aligned, process.rank).unwrap_or(process.at_ns);
+    let asked = gone.iter().filter(|process| !process.in_order);
+    let mut asked: Vec<(i64, &Gone)> = asked.map(|process| (noted_ns(process), process)).collect();
+    asked.sort_by_key(|(at_ns, _)| *at_ns);
+    let later = |pair: &[(i64, &Gone)]| pair[1].0.saturating_sub(pair[0].0) >= CLEARLY_LATER_NS;
+    let Some(last) = asked.windows(2).position(later) else {
         return false;
     };
-    if apart_ns(aligned) > TOGETHER_NS || suffered_ns(aligned, first.rank).is_some() {
-        return false;
-    }
-    let (mut is_alone, mut is_harmed) = (true, false);
-    for other in asked {
-        is_alone &= other.at_ns.saturating_sub(first.at_ns) >= CLEARLY_LATER_NS;
-        is_harmed |= suffered_ns(aligned, other.rank)
-            .is_some_and(|at_ns| other.at_ns.saturating_sub(at_ns) >= CLEARLY_LATER_NS);
-    }
-    is_alone && is_harmed
+    let (first, others) = asked.split_at(last + 1);
+    let has_suffered = |(_, process): &(i64, &Gone)| suffered_ns(aligned, process.rank).is_some();
+    let is_harmed = |(at_ns, process): &(i64, &Gone)| {
+        suffered_ns(aligned, process.rank)
+            .is_some_and(|harm_ns| at_ns.saturating_sub(harm_ns) >= CLEARLY_LATER_NS)
+    };
+    let is_interrupted = |(_, process): &(i64, &Gone)| was_interrupted(aligned, process.rank);
+    apart_ns(aligned) <= TOGETHER_NS
+        && !first.iter().any(has_suffered)
+        && !others.iter().any(is_interrupted)
+        && others.iter().any(is_harmed)
 }
 
 /// When the first of these processes noted that it was asked to end, by one clock, ns; `None` unless all noted it at
@@ -376,8 +377,19 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
         .filter(|process| !ended_or_left(aligned, process))
         .filter(causes)
         .collect();
+    // A rank that an exception has left closes its connections, and its process may end much later.
+    let raised = gone.iter().filter(|process| {
+        let is_new = !possible.iter().any(|known| known.rank == process.rank);
+        is_new && by_itself(aligned, process) && raised_by(aligned, process.rank, harm_ns)
+    });
+    let raised: Vec<&Gone> = raised.collect();
+    possible.extend(raised);
     if possible.is_empty() {
-        possible = left_before_harm(aligned, gone, causes);
+        let (left, lack_failed) = left_before_harm(aligned, gone, causes);
+        if lack_failed && !left.is_empty() {
+            return Order::First(ranks_of(&left));
+        }
+        possible = left;
     }
     let lost = lost(aligned);
     let is_lost = |process: &&Gone| lost.contains(&process.rank);
@@ -438,6 +450,19 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     }
 }
 
+/// Whether an exception had left the program of a rank by this common time, ns. No, if the clocks do not show it.
+fn raised_by(aligned: &Aligned<'_>, rank: Rank, at_ns: i64) -> bool {
+    let mut records = aligned.records_of(rank);
+    on_one_host(aligned)
+        && records.any(|record| {
+            let full_record = &aligned.records[record];
+            let status = full_record.status.as_ref();
+            let raised = status.is_some_and(|status| is_exception(&status.phase));
+            let began = began_ns(aligned, record).filter(|_| raised && !went_on(full_record));
+            began.is_some_and(|began| began <= at_ns)
+        })
+}
+
 /// Whether a process ended in order, or had left its groups: a launcher may have ended it before it could end in order.
 fn ended_or_left(aligned: &Aligned<'_>, process: &Gone) -> bool {
     process.in_order || has_left_groups(aligned, process.rank)
@@ -445,12 +470,13 @@ fn ended_or_left(aligned: &Aligned<'_>, process: &Gone) -> bool {
 
 /// The processes that ended in order, or left their groups, although others needed them: those that had not issued what
 /// failed for the others, however late they ended; if there are none, those for which `causes` holds. Empty if most have
-/// left without the operation that failed: then the others issued one too many.
+/// left without the operation that failed: then the others issued one too many. Also returns whether they had not issued
+/// what failed.
 fn left_before_harm<'a>(
     aligned: &Aligned<'_>,
     gone: &'a [Gone],
     causes: impl Fn(&&'a Gone) -> bool,
-) -> Vec<&'a Gone> {
+) -> (Vec<&'a Gone>, bool) {
     let left = gone
         .iter()
         .filter(|process| ended_or_left(aligned, process));
@@ -460,9 +486,9 @@ fn left_before_harm<'a>(
         .filter(|process| lack.contains(&process.rank) && by_itself(aligned, process));
     let lacking: Vec<&Gone> = lacking.collect();
     match lacking.len() {
-        0 => left.filter(causes).collect(),
-        number if number * 2 > aligned.expected.len() => Vec::new(),
-        _ => lacking,
+        0 => (left.filter(causes).collect(), false),
+        number if number * 2 > aligned.expected.len() => (Vec::new(), true),
+        _ => (lacking, true),
     }
 }
 

@@ -1,4 +1,4 @@
-//! E104 where the job is over: a few ranks issued a last collective, and most members left without it.
+//! E104 where a few ranks issued a last collective, and most members left without it.
 
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::check::Check;
@@ -12,7 +12,7 @@ use rcomm_recorder::model::Rank;
 use std::collections::BTreeMap;
 
 /// The confidence: the others may have left one out as well.
-const CONFIDENCE: f64 = 0.75;
+const CONFIDENCE: f64 = 0.6;
 
 /// Reports the ranks whose last collective failed when the other members left, if those are most of the group, and each
 /// ended in order or left its groups. If they are fewer, they have left too early, which is E150.
@@ -25,7 +25,7 @@ impl Check for ExtraAtEnd {
 
     fn run(&self, ctx: &Context<'_>, _: &[FindingDraft]) -> Vec<FindingDraft> {
         let is_open = |end: &End| end.kind == EndKind::Crashed && end.first.is_empty();
-        if !ctx.life.end.as_ref().is_some_and(is_open) {
+        if !ctx.life.end.as_ref().is_none_or(is_open) {
             return Vec::new();
         }
         let mut failed: BTreeMap<(GroupIx, u32), Vec<(RecordIx, u32)>> = BTreeMap::new();
@@ -84,6 +84,10 @@ fn draft(
     draft.next = format!(
         "look at why {who} issued it: a branch that only some ranks take, or one batch more than the others have"
     );
+    draft.targets = left
+        .iter()
+        .filter_map(|&rank| ctx.graph.node(rank))
+        .collect();
     draft.alternatives = vec![culprits.clone(), left];
     draft.culprits = culprits;
     draft.evidence = vec![ctx.evidence(record, position, group)];

@@ -4,6 +4,7 @@ use super::recorded_failure::text;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::raised::has_left_groups;
 use crate::judge::life::{ending, is_of_end_signal};
+use crate::report::format::format_ranks;
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 
 /// The end of a sentence, like `; it was killed by SIGKILL`; empty if it is not known how the processes ended.
@@ -48,6 +49,9 @@ pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut Findi
     let code = exit.and_then(|exit| exit.exit_code);
     let has_left = has_left_groups(ctx.aligned, rank);
     draft.next = match code {
+        Some(code) if !has_left && is_of_end_signal(code) => format!(
+            "find out what sent the signal to rank {rank}: an operator, a scheduler, or a limit on its memory or time"
+        ),
         Some(code) if !has_left || (code != 0 && !is_of_end_signal(code)) => format!(
             "find out why rank {rank} ended by itself: its log, and what ends its program with exit code {code}"
         ),
@@ -61,4 +65,28 @@ pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut Findi
         }
         _ => return,
     };
+}
+
+/// The highest confidence if ranks left before others were done, and these are no more than they are.
+const ONE_TOO_MANY: f64 = 0.6;
+
+/// Doubts a finding on ranks that left before others came to a place, if these are no more than they are.
+pub(in crate::judge::check) fn doubt_early_end(
+    ctx: &Context<'_>,
+    place: usize,
+    draft: &mut FindingDraft,
+) {
+    let has_left =
+        |rank: &Rank| ctx.life.ended_in_order(*rank) || has_left_groups(ctx.aligned, *rank);
+    let others = ctx.ranks(&ctx.graph.arrived[place]);
+    if others.len() > draft.culprits.len() || !draft.culprits.iter().all(has_left) {
+        return;
+    }
+    draft.confidence = draft.confidence.min(ONE_TOO_MANY);
+    draft.doubts.push(format!(
+        "{} may have issued one too many, and not {} one too few",
+        format_ranks(&others),
+        format_ranks(&draft.culprits)
+    ));
+    draft.alternatives = vec![draft.culprits.clone(), others];
 }

@@ -5,14 +5,13 @@
 //! recorded error counts against its rank only if it came long before the time-out and before every other rank's, and
 //! nothing else explains why the others wait.
 
-use super::exits::{how_they_ended, look_at_exit};
+use super::exits::{doubt_early_end, how_they_ended, look_at_exit};
 use super::hidden_sizes;
 use super::recorded_failure::gave_up_before;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::harm::suffered_ns;
-use crate::judge::life::raised::has_left_groups;
 use crate::judge::life::{BEFORE_TIMEOUT, End, ending};
 use crate::judge::policy::now_ns;
 use crate::judge::waits::missed::first_missed;
@@ -147,9 +146,6 @@ fn gone_record(ctx: &Context<'_>, node: Node) -> Option<usize> {
     records.find(|&record| ctx.went_first(record))
 }
 
-/// The highest confidence if ranks left before others were done, and these are no more than they are.
-const ONE_TOO_MANY: f64 = 0.75;
-
 /// A wait is stated with its time if it lasted at least this long, ms.
 const MIN_STATED_MS: f64 = 100.0;
 
@@ -202,18 +198,7 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     look_at_exit(ctx, &mut draft);
     draft.age_ms = ctx.waits_ms(place);
     draft.confidence = 0.97;
-    let has_left =
-        |rank: &Rank| ctx.life.ended_in_order(*rank) || has_left_groups(ctx.aligned, *rank);
-    if arrived <= nodes.len() && draft.culprits.iter().all(has_left) {
-        let others = ctx.ranks(&ctx.graph.arrived[place]);
-        draft.confidence = ONE_TOO_MANY;
-        draft.doubts.push(format!(
-            "{} may have issued one too many, and not {} one too few",
-            format_ranks(&others),
-            format_ranks(&draft.culprits)
-        ));
-        draft.alternatives = vec![draft.culprits.clone(), others];
-    }
+    doubt_early_end(ctx, place, &mut draft);
     draft.evidence = ctx.evidence_of_place(place, 2);
     for &record in records.iter().take(3) {
         draft
@@ -248,6 +233,7 @@ impl Check for UnmissedProcessGone {
                 || gave_up_before(ctx, end.first_ns)
                 // No rank is at fault for what ended the program on all.
                 || ending::common_exception(ctx).is_some()
+                || ending::all_ended_themselves(ctx)
         };
         if ctx.life.end.as_ref().is_some_and(after) {
             return Vec::new();

@@ -5,6 +5,7 @@ use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
 use crate::judge::life::End;
+use crate::judge::life::raised::has_left_groups;
 use crate::judge::outdated::taken_early;
 use crate::report::format::{format_ranks, format_time};
 use crate::report::{EndKind, Until};
@@ -46,14 +47,14 @@ pub(super) struct AtWork {
 
 /// What is known of these ranks, which are missed at a place, if they may still come. `None` if they have been missed
 /// for [`LONG`], or for half of the operation's shortest time-out, if that is shorter; if it is not known for how long
-/// they have been missed; if those that waited for them gave up; or if one of them has raised an exception.
+/// they have been missed; if those that waited for them gave up; or if one of them has raised an exception or left its groups.
 ///
 /// How long they are missed counts until now if they live, and until the end if the job was cancelled. Otherwise it counts until their records were taken, or until
 /// the files of the records were written if no record states a time.
 pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) -> Option<AtWork> {
     let has_raised = |rank: &Rank| {
         let mut records = ctx.aligned.records_of(*rank);
-        records.any(|record| ctx.raised(record).is_some())
+        records.any(|record| ctx.raised(record).is_some()) || has_left_groups(ctx.aligned, *rank)
     };
     let lives = |rank: &Rank| {
         let mut records = ctx.aligned.records_of(*rank);

@@ -8,6 +8,7 @@ use super::undated;
 use crate::align::record::Record;
 use crate::align::{Group, Presence, retiring_is_all};
 use crate::judge::check::Check;
+use crate::judge::check::failures::exits::doubt_early_end;
 use crate::judge::check::waits::at_work::may_still_come;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::life::raised::{began_ns, has_left, left_groups_ns};
@@ -285,6 +286,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         draft.confidence = draft.confidence.min(at_work.confidence);
         draft.doubts.push(at_work.doubt(&draft.culprits));
     }
+    doubt_early_end(ctx, place, &mut draft);
     if !taken_early(ctx, &draft.culprits).is_empty() {
         let others = of_unknown_presence(ctx, place);
         if !others.is_empty() {

@@ -40,6 +40,8 @@ _SWEEPS_PER_SECOND = 20
 _IN_LOADER = "in next() of the data loader"
 # The analysis knows this phase by its words.
 _LEFT = "left its process groups"
+# Exceptions by which a program ends without an error.
+_NO_ERRORS = (GeneratorExit, StopIteration, SystemExit)
 # How long a process that ends waits for operations that the program did not wait for, in seconds.
 _END_TIME = 0.5
 
@@ -512,7 +514,7 @@ class _Recorder:
             return
         self.has_left = True
         error = sys.exc_info()[1]
-        if error is None:
+        if error is None or isinstance(error, _NO_ERRORS):
             self.ring.phase(_LEFT)
         else:
             self.noted_error = id(error)

@@ -420,6 +420,21 @@ def test_rank_that_destroys_its_groups_because_of_an_exception_is_named(job, tmp
     assert "raised ValueError: bad sample" in " ".join(str(report).split()), str(report)
 
 
+def test_exit_of_a_program_is_no_exception_because_of_which_it_leaves(job, tmp_path):
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        try:
+            sys.exit(0)
+        finally:
+            dist.destroy_process_group()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = job(2, body)
+    started.wait()
+    phases = {dump["status"]["phase"] for dump in dumps_by_rank(started, tmp_path).values()}
+    assert phases == {"left its process groups"}
+
+
 def test_group_that_is_made_after_all_were_destroyed_ends_the_phase_of_leaving(job, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4))

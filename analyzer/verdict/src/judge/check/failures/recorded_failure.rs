@@ -6,9 +6,11 @@
 
 use super::exits::{how_they_ended, look_at_exit};
 use super::timed_out::late;
+use crate::align::RecordIx;
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::life::raised::{began_ns, is_exception, went_on};
 use crate::judge::overcome::{continued, is_overcome};
 use crate::judge::waits::wait_graph::Node;
 use crate::report::format::{format_ranks, printable, time_of_day};
@@ -89,7 +91,30 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
 
 /// Whether the program of a rank that recorded a failure caught the error and continued.
 fn is_caught(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
-    continued(ctx.aligned, recorded.record, recorded.failure.time_ns)
+    continued(ctx.aligned, recorded.record, recorded.failure.time_ns) || raised_later(ctx, recorded)
+}
+
+/// Whether the process of a rank lived on after a recorded failure, which left its program by no exception then, and the
+/// program of some rank ended so long after it, by an exception, that the failure is not the reason.
+fn raised_later(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
+    const LATER_NS: i64 = 1_000_000_000;
+    let aligned = ctx.aligned;
+    let later_ns = recorded.at_ns.saturating_add(LATER_NS);
+    let raised_ns = |record: RecordIx| {
+        let raised = ctx.raised(record).is_some_and(is_exception);
+        began_ns(aligned, record).filter(|_| raised && !went_on(&aligned.records[record]))
+    };
+    let to_common = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);
+    let own = recorded.record;
+    let lived_on = to_common(own, aligned.records[own].latest_ns()) >= later_ns
+        && raised_ns(own).is_none_or(|at_ns| at_ns >= later_ns);
+    let mut records = 0..aligned.records.len();
+    lived_on
+        && records.any(|record| {
+            let mut failed = aligned.records[record].ops.iter().filter_map(Op::failed_ns);
+            raised_ns(record).is_some_and(|at_ns| at_ns >= later_ns)
+                && !failed.any(|failed_ns| to_common(record, failed_ns) >= later_ns)
+        })
 }
 
 /// A sentence on the first of the [`lasting`] failures, settled or not; `None` if there are none. That a group was

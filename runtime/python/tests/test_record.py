@@ -372,32 +372,35 @@ def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job
     assert not list(started.rings.glob("*.ring"))
 
 
-def test_rank_that_destroys_its_groups_one_step_early_is_named(job, tmp_path, until):
+def report_on_rank_1(job, tmp_path, until, body, code):
+    """The text of the report that names rank 1 of three as the cause. `body` is given the rank and a function that
+    returns once the processes of the other two have failed; rank 1 exits with `code` after that."""
     gone = [tmp_path / f"gone-{rank}" for rank in (0, 2)]
-
-    def body(rank):
-        for _ in range(3 if rank == 1 else 4):
-            dist.all_reduce(torch.zeros(4))
-        dist.destroy_process_group()
-        # Its process ends long after it has left.
-        if rank == 1:
-            until(lambda: all(file.exists() for file in gone))
-
-    started = job(3, body)
+    started = job(3, lambda rank: body(rank, lambda: until(lambda: all(file.exists() for file in gone))))
     for file, pid in zip(gone, (started.pids[0], started.pids[2]), strict=True):
         assert os.waitpid(pid, 0)[1] != 0
         file.touch()
     started.pids[:] = [started.pids[1]]
-    assert started.wait() == [0]
+    assert started.wait() == [code]
     report = rcomm.analyze(started.rings)
     assert report.verdict == "crashed" and report.culprit.culprit_ranks == (1,), str(report)
-    assert "never issued all_reduce #4" in str(report), str(report)
+    return " ".join(str(report).split())
+
+
+def test_rank_that_destroys_its_groups_one_step_early_is_named(job, tmp_path, until):
+    def body(rank, until_others_failed):
+        for _ in range(3 if rank == 1 else 4):
+            dist.all_reduce(torch.zeros(4))
+        dist.destroy_process_group()
+        if rank == 1:
+            until_others_failed()
+
+    text = report_on_rank_1(job, tmp_path, until, body, 0)
+    assert "never issued all_reduce #4" in text, text
 
 
 def test_rank_that_destroys_its_groups_because_of_an_exception_is_named(job, tmp_path, until):
-    gone = [tmp_path / f"gone-{rank}" for rank in (0, 2)]
-
-    def body(rank):
+    def body(rank, until_others_failed):
         dist.all_reduce(torch.zeros(4))
         try:
             if rank == 1:
@@ -405,19 +408,11 @@ def test_rank_that_destroys_its_groups_because_of_an_exception_is_named(job, tmp
             dist.all_reduce(torch.zeros(4))
         finally:
             dist.destroy_process_group()
-            # Its process ends long after it has left.
             if rank == 1:
-                until(lambda: all(file.exists() for file in gone))
+                until_others_failed()
 
-    started = job(3, body)
-    for file, pid in zip(gone, (started.pids[0], started.pids[2]), strict=True):
-        assert os.waitpid(pid, 0)[1] != 0
-        file.touch()
-    started.pids[:] = [started.pids[1]]
-    assert started.wait() == [1]
-    report = rcomm.analyze(started.rings)
-    assert report.verdict == "crashed" and report.culprit.culprit_ranks == (1,), str(report)
-    assert "raised ValueError: bad sample" in " ".join(str(report).split()), str(report)
+    text = report_on_rank_1(job, tmp_path, until, body, 1)
+    assert "raised ValueError: bad sample" in text, text
 
 
 def test_exit_of_a_program_is_no_exception_because_of_which_it_leaves(job, tmp_path):

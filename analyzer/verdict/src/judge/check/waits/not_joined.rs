@@ -6,7 +6,7 @@
 
 use super::undated;
 use crate::align::record::Record;
-use crate::align::{Group, Presence, retiring_is_all};
+use crate::align::{Group, retiring_is_all};
 use crate::judge::check::Check;
 use crate::judge::check::failures::exits::doubt_early_end;
 use crate::judge::check::waits::at_work::may_still_come;
@@ -288,7 +288,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     }
     doubt_early_end(ctx, place, &mut draft);
     if !taken_early(ctx, &draft.culprits).is_empty() {
-        let others = of_unknown_presence(ctx, place);
+        let others = undated::of_unknown_presence(ctx, place, |_| true);
         if !others.is_empty() {
             draft.confidence = draft.confidence.min(MISSED_EARLY);
             draft.doubts.push(format!(
@@ -366,21 +366,6 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.targets = targets;
     draft.at = Some(op_ref);
     draft
-}
-
-/// The members of the group of a place whose records do not show whether they issued the operation, ascending.
-fn of_unknown_presence(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
-    let Place::Collective { group, seq } = ctx.graph.places[place] else {
-        return Vec::new();
-    };
-    let ranks = ctx.aligned.groups[group].ranks.iter().enumerate();
-    let unknown = ranks.filter(|&(member, _)| {
-        let presence = ctx.aligned.presence(group, member, seq);
-        matches!(presence, Presence::Unknown(_))
-    });
-    let mut unknown: Vec<Rank> = unknown.map(|(_, &rank)| rank).collect();
-    unknown.sort_unstable();
-    unknown
 }
 
 /// Whether each of these ranks left a record by rcomm's recorder, which lists every group that its rank made, and the

@@ -33,7 +33,7 @@ pub(super) fn doubt(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) 
         _ => ("those", "they"),
     };
     let ranks = format_ranks(&ranks);
-    let early = taken_early_at(ctx, place);
+    let early = of_unknown_presence(ctx, place, |why| why == UnknownReason::Outdated);
     if all_by_gloo {
         Some(format!(
             "gloo's dumps do not say when they were taken: if the others' are newer than {dumps_of} of {ranks}, {they} may \
@@ -62,17 +62,22 @@ fn is_undated(record: &Record) -> bool {
         && record.failures.is_empty()
 }
 
-/// The members whose records were taken too early to show whether they came to a place, ascending.
-fn taken_early_at(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
+/// The members of the group of a place whose records do not show whether they issued the operation, for a reason for
+/// which `is_meant` holds, ascending.
+pub(super) fn of_unknown_presence(
+    ctx: &Context<'_>,
+    place: usize,
+    is_meant: impl Fn(UnknownReason) -> bool,
+) -> Vec<Rank> {
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
         return Vec::new();
     };
     let members = ctx.aligned.groups[group].ranks.iter().enumerate();
-    let early = members.filter(|&(member, _)| {
+    let unknown = members.filter(|&(member, _)| {
         let presence = ctx.aligned.presence(group, member, seq);
-        presence == Presence::Unknown(UnknownReason::Outdated)
+        matches!(presence, Presence::Unknown(why) if is_meant(why))
     });
-    let mut ranks: Vec<Rank> = early.map(|(_, &rank)| rank).collect();
-    ranks.sort_unstable();
-    ranks
+    let mut unknown: Vec<Rank> = unknown.map(|(_, &rank)| rank).collect();
+    unknown.sort_unstable();
+    unknown
 }

@@ -15,7 +15,7 @@ use rcomm_recorder::publish::{Dump, Endpoint, EndpointAddress, EndpointClient, L
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_web::{Options, Page};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,9 +96,23 @@ pub(crate) fn store_server(bytes: &[u8]) {
     assert_eq!(client.get("fuzz", PATIENCE).expect("a value"), b"open");
 }
 
+/// A listener on a free port. Each connection keeps its ports for a minute after its end, so a fast target uses up all
+/// of them and has to wait.
+fn listen() -> TcpListener {
+    let give_up = Instant::now() + Duration::from_secs(90);
+    loop {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, 0)) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < give_up => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            bound => return bound.expect("a free port within 90 s"),
+        }
+    }
+}
+
 /// Serves `bytes` as the answer to every request, while `act` runs with the port.
 fn answer_with(bytes: &[u8], act: impl FnOnce(u16)) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let listener = listen();
     let port = listener.local_addr().expect("an address").port();
     let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -238,8 +238,8 @@ class _Recorder:
         self.phase = ""
         # Whether the program has destroyed all its groups, and made none since.
         self.has_left = False
-        # The id of the exception that is recorded as the reason why the program left its groups; 0 if there is none.
-        self.noted_error = 0
+        # The text of the exception that is recorded as the reason why the program left its groups; empty if there is none.
+        self.noted_error = ""
         # How many steps each optimizer has made, by its id.
         self.steps: dict[int, int] = {}
         # Whether the program reports its steps itself.
@@ -315,7 +315,7 @@ class _Recorder:
             return
         ring = self.open(pg)
         if self.has_left:
-            self.has_left = False
+            self.has_left, self.noted_error = False, ""
             ring.phase(self.phase)
         key = (pg.group_name, tuple(global_ranks))
         hooks = self.hooks.get(key)
@@ -517,8 +517,8 @@ class _Recorder:
         if error is None or isinstance(error, _NO_ERRORS):
             self.ring.phase(_LEFT)
         else:
-            self.noted_error = id(error)
-            self.ring.note_exception(first_line(error))
+            self.noted_error = first_line(error)
+            self.ring.note_exception(self.noted_error)
 
     def watch_optimizers(self) -> None:
         """Counts the optimizers' steps, for programs that do not call `step`."""
@@ -555,8 +555,9 @@ class _Recorder:
         for hooks in self.hooks.values():
             hooks.refused()
         # The time at which the program left its groups because of this exception stays.
-        if id(error) != self.noted_error:
-            self.ring.note_exception(first_line(error))
+        text = first_line(error)
+        if text != self.noted_error:
+            self.ring.note_exception(text)
 
     def end(self) -> None:
         """Ends the recording when the interpreter ends. If no operation is under way and no exception has ended the
